@@ -1,0 +1,37 @@
+"""Descriptions of models: patterns, spaces and norms. This room knows neither torch nor files."""
+
+from isobasin.arch.architecture import (
+    ROTATED,
+    Architecture,
+    HeadSpace,
+    Linear,
+    Norm,
+    Sizes,
+    Space,
+    Sum,
+    gain_is_free,
+)
+from isobasin.arch.pattern import Axis, Pattern, Role, Term, parse
+from isobasin.arch.registry import FAMILIES, Family, Names, describe, family_of
+
+__all__ = [
+    "FAMILIES",
+    "ROTATED",
+    "Architecture",
+    "Axis",
+    "Family",
+    "HeadSpace",
+    "Linear",
+    "Names",
+    "Norm",
+    "Pattern",
+    "Role",
+    "Sizes",
+    "Space",
+    "Sum",
+    "Term",
+    "describe",
+    "family_of",
+    "gain_is_free",
+    "parse",
+]

@@ -1,0 +1,372 @@
+"""What a family of models looks like: spaces, norms, and one pattern per tensor. No torch, no files.
+
+A family builds an `Architecture` from its configuration; `bind` then ties it to the tensors that a checkpoint
+really has, and everything later works on the bound one. Both are strict: what does not fit is an error.
+"""
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from isobasin.arch.pattern import Axis, Pattern, Role, Term, parse
+from isobasin.errors import ArchitectureError
+
+Kind = Literal[
+    "fixed",  # nothing acts
+    "permutation",
+    "permutation±",  # permutations, and one sign for the whole space
+    "signed",  # a sign per coordinate
+    "positive",  # a positive scale per coordinate (ReLU units)
+    "scaled",  # a nonzero scale per coordinate (gated units)
+    "orthogonal",
+    "orthogonal1",  # orthogonal maps that fix the all-ones vector
+]
+ROTATED = ("orthogonal", "orthogonal1")
+SELF_DUAL = ("fixed", "permutation", "permutation±", "signed", *ROTATED)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A vector space inside the model: the residual stream, the units of a layer."""
+
+    name: str
+    size: int
+    kind: Kind
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class HeadSpace:
+    """The heads of one attention layer, with their faces `qk…` and `vo…`.
+
+    `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
+    """
+
+    name: str
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    rotary: int = 0
+    interleaved: bool = False
+    permutable: bool = True
+
+    @property
+    def group_size(self) -> int:
+        return self.n_heads // self.n_kv_heads
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm over a space. `skip` is the module that writes beside it where the norm sits on the skip path
+    (post-norm); `exposed` says that its output is an output of the model."""
+
+    name: str
+    kind: Literal["layer", "rms"]
+    space: str
+    module: str
+    skip: str | None = None
+    exposed: bool = False
+
+    @property
+    def gain(self) -> str:
+        return f"{self.module}.weight"
+
+    @property
+    def shift(self) -> str:
+        return f"{self.module}.bias"
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Vectors of the stream that matter only as a sum: what all `give` lose, all `take` may gain.
+
+    Each entry is a tensor, or (tensor, first row, last row or None).
+    """
+
+    name: str
+    give: tuple[tuple[str, int, int | None], ...]
+    take: tuple[tuple[str, int, int | None], ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+    d_ff: int
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A present weight that reads a norm or writes a stream, its axes, and its bias if there is one."""
+
+    weight: str
+    axis: int
+    out_axis: int | None
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Spaces, norms and patterns of one model. `tensors` is what a checkpoint may hold, by full name."""
+
+    family: str
+    positions: str
+    sizes: Sizes
+    spaces: Mapping[str, Space | HeadSpace]
+    norms: Mapping[str, Norm]
+    tensors: Mapping[str, Pattern]
+    sums: tuple[Sum, ...] = ()
+    biases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    # -- looking things up ---------------------------------------------------------------------------------
+
+    def space_of(self, term: Term) -> Space | HeadSpace:
+        """The space that moves a term: itself, the heads behind a face, or the space a norm reads."""
+        if term.name in self.norms:
+            return self.spaces[self.norms[term.name].space]
+        if term.name in self.spaces:
+            return self.spaces[term.name]
+        return self.spaces["heads" + term.name[2:]]
+
+    def size_of(self, axis: Axis) -> int | None:
+        """How long this axis must be; None where any length is right."""
+        return sum(self.term_size(term) for term in axis.terms) if axis.terms else axis.size
+
+    def term_size(self, term: Term) -> int:
+        space = self.space_of(term)
+        if isinstance(space, Space):
+            return space.size
+        return (space.n_heads if term.queries else space.n_kv_heads) * space.d_head
+
+    def heads(self) -> Iterator[HeadSpace]:
+        return (space for space in self.spaces.values() if isinstance(space, HeadSpace))
+
+    def readers(self, norm: str) -> tuple[Linear, ...]:
+        """Every tensor with an axis that reads this norm."""
+        return tuple(
+            Linear(name, axis, out_axis(role, self.norms), self.bias_of(name))
+            for name, role, axis, word in self._axes()
+            if word.name == norm
+        )
+
+    def writers(self, space: str) -> tuple[Linear, ...]:
+        """Every tensor with an axis that lives in this stream: embeddings, output projections, their biases."""
+        return tuple(
+            Linear(name, axis, axis, self.bias_of(name))
+            for name, _, axis, word in self._axes()
+            if word.name == space and not word.terms[0].dual and not word.terms[0].magnitude
+        )
+
+    def carriers(self, face: str) -> Iterator[tuple[str, int, Axis, Term]]:
+        """Every (tensor, axis) on which this face of a heads space appears, with the block's term."""
+        for name, _, axis, word in self._axes():
+            for term in word.terms:
+                if term.name == face:
+                    yield name, axis, word, term
+
+    def _axes(self) -> Iterator[tuple[str, Role, int, Axis]]:
+        for name, pattern in self.tensors.items():
+            for role in pattern.roles:
+                for axis, word in enumerate(role.axes):
+                    yield name, role, axis, word
+
+    def bias_of(self, weight: str) -> str | None:
+        """The bias beside a weight, if this checkpoint has one."""
+        bias = self.biases.get(weight) or f"{weight.removesuffix('.weight')}.bias"
+        return bias if bias in self.tensors and bias != weight else None
+
+    def tied(self, name: str) -> bool:
+        return len(self.tensors[name].roles) > 1
+
+    # -- the checkpoint's side -----------------------------------------------------------------------------
+
+    def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> "Architecture":
+        """This architecture with only the tensors that are there; every name and every shape is checked."""
+        for name in shapes:
+            if name not in self.tensors:
+                raise ArchitectureError(
+                    f"{name}: no pattern of family {self.family} covers this tensor; expected the tensors of a "
+                    f"{self.family} model: remove it, or add it to the family if it is part of the model"
+                )
+        for name, pattern in self.tensors.items():
+            if name in shapes:
+                self._check_shape(name, pattern, shapes[name])
+            elif not pattern.optional and not pattern.buffer:
+                raise ArchitectureError(
+                    f"{name}: missing from the checkpoint, expected by family {self.family} and its config.json: "
+                    "complete the folder or correct the config"
+                )
+        present = {name: pattern for name, pattern in self.tensors.items() if name in shapes}
+        sums = tuple(s for s in map(lambda s: _present(s, present), self.sums) if s is not None)
+        return replace(self, tensors=present, sums=sums)
+
+    def _check_shape(self, name: str, pattern: Pattern, shape: tuple[int, ...]) -> None:
+        for role in pattern.roles:
+            expected = [self.size_of(axis) for axis in role.axes]
+            fits = len(expected) == len(shape) and all(e in (None, s) for e, s in zip(expected, shape))
+            if not fits:
+                words = "×".join("any" if e is None else str(e) for e in expected)
+                raise ArchitectureError(
+                    f"{name}: found shape {'×'.join(map(str, shape)) or 'scalar'}, expected {words} from config.json "
+                    f"({pattern.text!r}): the config and the weights belong to different models"
+                )
+
+
+def _present(item: Sum, tensors: Mapping[str, Pattern]) -> Sum | None:
+    """The part of a sum that this checkpoint has; nothing is free unless both sides have a tensor.
+
+    The taking side must be whole (it is what compensates); of the giving side what is there gives together.
+    """
+    give = tuple(part for part in item.give if part[0] in tensors)
+    if not give or not all(name in tensors for name, _, _ in item.take):
+        return None
+    return replace(item, give=give)
+
+
+def out_axis(role: Role, norms: Container[str]) -> int | None:
+    """The axis of a linear map's outputs: the first beside its input, which reads a norm or else is a dual."""
+    reads = [k for k, axis in enumerate(role.axes) if axis.name in norms]
+    duals = [k for k, axis in enumerate(role.axes) if axis.terms and all(t.dual for t in axis.terms)]
+    inputs = (reads or duals)[:1]
+    return next((k for k in range(len(role.axes)) if k not in inputs), None)
+
+
+# -- building one from strings --------------------------------------------------------------------------------
+
+_PLACE = re.compile(r"\{(\d*)i(?:\+(\d+))?\}")
+_NORM = re.compile(r"(layer|rms)\(([^,()]+),\s*([^,()]+?)(?:,\s*(skip=([^,()]+)|exposed))?\)")
+
+
+def per_layer(entries: Mapping[str, str], n_layers: int) -> dict[str, str]:
+    """Repeat every entry that mentions a layer: `{i}`, `{2i}`, `{2i+1}` become numbers."""
+
+    def fill(text: str, i: int) -> str:
+        return _PLACE.sub(lambda m: str(int(m[1] or 1) * i + int(m[2] or 0)), text)
+
+    out: dict[str, str] = {}
+    for name, text in entries.items():
+        layers = range(n_layers) if _PLACE.search(name) else range(1)
+        out.update({fill(name, i): fill(text, i) for i in layers})
+    return out
+
+
+def build(
+    *,
+    family: str,
+    positions: str,
+    sizes: Sizes,
+    spaces: list[Space],
+    heads: HeadSpace,
+    norms: Mapping[str, str],
+    modules: Mapping[str, str],
+    tensors: Mapping[str, str],
+    sums: tuple[Sum, ...] = (),
+    biases: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> Architecture:
+    """Put an architecture together from a family's strings, and check that it makes sense.
+
+    `modules` are weights that may have a bias beside them; `tensors` are listed by their whole name; `heads`
+    is repeated for every layer, and so is whatever mentions `{i}`.
+    """
+    n = sizes.n_layers
+    table = {s.name: s for s in spaces}
+    every: dict[str, Space | HeadSpace] = {k: s for k, s in table.items() if "{i}" not in k}
+    for i in range(n):
+        every |= {
+            s.name.format(i=i): replace(s, name=s.name.format(i=i)) for s in spaces if "{i}" in s.name
+        }
+        every[f"heads{i}"] = replace(heads, name=f"heads{i}")
+    parsed = {name: _norm(name, text) for name, text in per_layer(norms, n).items()}
+    patterns: dict[str, Pattern] = {}
+    for module, text in per_layer(modules, n).items():
+        pattern = parse(text)
+        patterns[f"{module}.weight"] = pattern
+        patterns[f"{module}.bias"] = _bias(pattern, parsed)
+    for name, text in per_layer(tensors, n).items():
+        patterns[name] = parse(text)
+    for norm in parsed.values():
+        patterns[norm.gain] = parse(f"|{norm.space}|")
+        if norm.kind == "layer":
+            patterns[norm.shift] = parse(f"?{norm.space}")
+    arch = Architecture(
+        family, positions, sizes, every, parsed, patterns, sums, dict(biases or {}), dict(aliases or {})
+    )
+    _validate(arch, heads)
+    return arch
+
+
+def _bias(pattern: Pattern, norms: Container[str]) -> Pattern:
+    role = pattern.roles[0]
+    axis = out_axis(role, norms)
+    assert axis is not None, pattern.text
+    return Pattern(f"bias of {pattern.text!r}", (Role((role.axes[axis],)),), optional=True)
+
+
+def _norm(name: str, text: str) -> Norm:
+    found = _NORM.fullmatch(text)
+    if found is None:
+        raise ArchitectureError(
+            f"norm {name}: {text!r} is not layer(space, module), rms(space, module), …, skip=module) or …, exposed)"
+        )
+    kind = "layer" if found[1] == "layer" else "rms"
+    return Norm(name, kind, found[2].strip(), found[3].strip(), found[5], found[4] == "exposed")
+
+
+def _validate(arch: Architecture, heads: HeadSpace) -> None:
+    """Refuse what can not be a symmetry: unknown words, odd rotary sizes, rotations behind a gain that stays."""
+    if heads.rotary % 2 or heads.rotary > heads.d_head:
+        raise ArchitectureError(
+            f"rotary size {heads.rotary} of d_head {heads.d_head}: expected an even number up to d_head; "
+            "check head_dim and the rotary fraction in config.json"
+        )
+    if heads.n_heads % heads.n_kv_heads:
+        raise ArchitectureError(
+            f"{heads.n_heads} query heads do not divide over {heads.n_kv_heads} kv heads; "
+            "check num_attention_heads and num_key_value_heads in config.json"
+        )
+    for name, pattern in arch.tensors.items():
+        for role in pattern.roles:
+            for term in (term for axis in role.axes for term in axis.terms):
+                _check_term(arch, name, term)
+        if len(pattern.roles) > 1:
+            for axis in (axis for role in pattern.roles for axis in role.axes if axis.terms):
+                space = arch.space_of(axis.terms[0])
+                if not isinstance(space, Space) or space.kind not in SELF_DUAL:
+                    raise ArchitectureError(
+                        f"{name}: tied in two roles on {space.name}, whose group is not self-dual; untie it"
+                    )
+    for norm in arch.norms.values():
+        space = arch.spaces.get(norm.space)
+        if not isinstance(space, Space):
+            raise ArchitectureError(f"norm {norm.name}: {norm.space!r} is not a space of this family")
+        if space.kind in ROTATED and not gain_is_free(arch, norm):
+            raise ArchitectureError(
+                f"norm {norm.name} ({norm.module}): its gain can not be folded, so {norm.space} can not rotate; "
+                "declare a permutation kind"
+            )
+
+
+def _check_term(arch: Architecture, name: str, term: Term) -> None:
+    known = (
+        term.name in arch.norms
+        or term.name in arch.spaces
+        or (term.name[:2] in ("qk", "vo") and f"heads{term.name[2:]}" in arch.spaces)
+    )
+    if not known:
+        raise ArchitectureError(f"{name}: {term.name!r} is no space, face or norm of family {arch.family}")
+    if term.name in arch.norms and not term.dual:
+        raise ArchitectureError(f"{name}: a norm is read through its dual; write {term.name}*")
+
+
+def gain_is_free(arch: Architecture, norm: Norm) -> bool:
+    """A gain folds into its readers if they are all there is: no skip path, no second role, no output."""
+    readers = arch.readers(norm.name)
+    return (
+        not norm.skip and not norm.exposed and bool(readers) and not any(arch.tied(r.weight) for r in readers)
+    )

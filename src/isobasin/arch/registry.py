@@ -1,0 +1,124 @@
+"""The supported families, and how the names of a checkpoint find their patterns.
+
+A new family is one function from config to `Architecture` and one line here.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from isobasin.arch.architecture import Architecture
+from isobasin.arch.bert import bert
+from isobasin.arch.gpt2 import gpt2
+from isobasin.arch.gpt_neox import gpt_neox
+from isobasin.arch.llama import llama
+from isobasin.arch.own import own
+from isobasin.arch.vit import vit
+from isobasin.errors import ArchitectureError
+
+
+@dataclass(frozen=True)
+class Family:
+    """A supported `model_type`: its base prefix on disk, and other spellings of its tensor names."""
+
+    name: str
+    describe: Callable[[Mapping[str, Any]], Architecture]
+    prefix: str = ""
+    spellings: tuple[tuple[str, str], ...] = ()
+
+
+# transformers keeps ViT under other names in memory than on disk; both are read.
+_VIT_IN_MEMORY = (
+    (r"\blayers\.(\d+)\.attention\.q_proj\b", r"encoder.layer.\1.attention.attention.query"),
+    (r"\blayers\.(\d+)\.attention\.k_proj\b", r"encoder.layer.\1.attention.attention.key"),
+    (r"\blayers\.(\d+)\.attention\.v_proj\b", r"encoder.layer.\1.attention.attention.value"),
+    (r"\blayers\.(\d+)\.attention\.o_proj\b", r"encoder.layer.\1.attention.output.dense"),
+    (r"\blayers\.(\d+)\.mlp\.fc1\b", r"encoder.layer.\1.intermediate.dense"),
+    (r"\blayers\.(\d+)\.mlp\.fc2\b", r"encoder.layer.\1.output.dense"),
+    (r"(?<!encoder\.)\blayers\.(\d+)\.layernorm_", r"encoder.layer.\1.layernorm_"),
+)
+# Checkpoints converted from TensorFlow call gain and shift of a LayerNorm gamma and beta.
+_OLD_NORMS = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("gpt2", gpt2, "transformer."),
+        Family("bert", bert, "bert.", _OLD_NORMS),
+        Family("vit", vit, "vit.", _VIT_IN_MEMORY),
+        Family("llama", llama, "model."),
+        Family("mistral", llama, "model."),
+        Family("gpt_neox", gpt_neox, "gpt_neox.", ((r"^lm_head\.", "embed_out."),)),
+        Family("isobasin", own),
+    )
+}
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family a config.json names by its `model_type`."""
+    name = config.get("model_type")
+    if name not in FAMILIES:
+        raise ArchitectureError(
+            f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; "
+            "other families need a patterns file of their own"
+        )
+    return FAMILIES[name]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Where each tensor of an architecture lies on disk, and which further names are copies of it (ties)."""
+
+    on_disk: Mapping[str, str]
+    copies: Mapping[str, str]
+
+
+def describe(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[Architecture, Names]:
+    """The architecture of a checkpoint, bound to its tensors, and where they lie."""
+    family = family_of(config)
+    arch = family.describe(config)
+    names = resolve(family, arch, shapes)
+    bound = arch.bind({name: shapes[disk] for name, disk in names.on_disk.items()})
+    for copy, target in names.copies.items():
+        if shapes[copy] != shapes[names.on_disk[target]]:
+            raise ArchitectureError(
+                f"{copy}: config.json ties it to {target}, but the shapes differ: {shapes[copy]} and "
+                f"{shapes[names.on_disk[target]]}; set tie_word_embeddings to false or remove one"
+            )
+    return bound, names
+
+
+def resolve(family: Family, arch: Architecture, names: Iterable[str]) -> Names:
+    """Match names on disk to the names of the patterns: old spellings, a missing or an extra base prefix."""
+    on_disk: dict[str, str] = {}
+    copies: dict[str, str] = {}
+    for disk in names:
+        found = next((n for n in _spellings(family, disk) if n in arch.aliases or n in arch.tensors), disk)
+        target = arch.aliases.get(found)
+        if target is not None and found != target:
+            copies[disk] = target
+        elif found in on_disk:
+            raise ArchitectureError(
+                f"{disk}: the same tensor as {on_disk[found]} under another spelling; keep one of the two"
+            )
+        else:
+            on_disk[found] = disk
+    lone = {copy: target for copy, target in copies.items() if target not in on_disk}
+    # Only the copy was saved (transformers keeps one of two tied tensors): it stands for the tensor itself.
+    for copy, target in lone.items():
+        on_disk[target] = copy
+        del copies[copy]
+    return Names(on_disk, copies)
+
+
+def _spellings(family: Family, name: str) -> Iterable[str]:
+    yield name
+    for old, new in family.spellings:
+        name = re.sub(old, new, name)
+    yield name
+    if family.prefix:
+        yield family.prefix + name
+        yield name.removeprefix(family.prefix)

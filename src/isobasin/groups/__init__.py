@@ -1,0 +1,37 @@
+"""The algebra: groups and their elements, torch only, no tensor names."""
+
+from isobasin.groups.group import Element, Group
+from isobasin.groups.heads import Face, Heads, HeadsElement
+from isobasin.groups.linear import GL, Matrix, Orthogonal, OrthogonalFixingOnes
+from isobasin.groups.monomial import (
+    Monomial,
+    MonomialGroup,
+    Permutation,
+    ScaledPermutation,
+    SignedPermutation,
+    Trivial,
+)
+from isobasin.groups.product import Blocks, Product
+from isobasin.groups.rotary import Phases, RotaryCommutant
+
+__all__ = [
+    "GL",
+    "Blocks",
+    "Element",
+    "Face",
+    "Group",
+    "Heads",
+    "HeadsElement",
+    "Matrix",
+    "Monomial",
+    "MonomialGroup",
+    "Orthogonal",
+    "OrthogonalFixingOnes",
+    "Permutation",
+    "Phases",
+    "Product",
+    "RotaryCommutant",
+    "ScaledPermutation",
+    "SignedPermutation",
+    "Trivial",
+]

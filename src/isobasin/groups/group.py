@@ -1,0 +1,142 @@
+"""Groups and their elements: the verbs every group of this room has.
+
+An `Element` is an immutable value: `g @ h`, `g.inverse()`, `g.dual()` (g⁻ᵀ), `g.act(x, axis)`.
+A `Group` makes and judges elements: `identity`, `sample`, `contains`, `project`, `dim`. Arithmetic is in float64.
+
+>>> g = Orthogonal(3).sample(seed=0)
+>>> bool(torch.allclose((g @ g.inverse()).matrix(), torch.eye(3, dtype=torch.float64)))
+True
+"""
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+FLOAT = torch.float64
+TOLERANCE = 1e-8
+
+
+class Element(ABC):
+    """A group element, batched over leading dimensions (one per head where there are heads)."""
+
+    @abstractmethod
+    def __matmul__(self, other: Self) -> Self:
+        """The product: `(g @ h).act(x) == g.act(h.act(x))`."""
+
+    @abstractmethod
+    def inverse(self) -> Self: ...
+
+    @abstractmethod
+    def dual(self) -> Self:
+        """g⁻ᵀ: how a space that is paired with this one moves, so that ⟨g x, g⁻ᵀ y⟩ = ⟨x, y⟩."""
+
+    @abstractmethod
+    def magnitude(self) -> Self:
+        """What is left for gains and gates: the permutation, without signs, scales or rotations."""
+
+    @abstractmethod
+    def take(self, index: Tensor) -> Self:
+        """The elements at these places of the (one) batch dimension."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The numbers of this element, for saving; `Group.element` is the way back."""
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """True if acting rounds nothing in any floating type: permutations and signs."""
+
+    @property
+    @abstractmethod
+    def is_identity(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """The dimension of the space it acts on."""
+
+    @abstractmethod
+    def _apply(self, x: Tensor) -> Tensor:
+        """Act on the last axis of a float64 tensor; batch dimensions are the ones just before it."""
+
+    def act(self, x: Tensor, axis: int = -1) -> Tensor:
+        """g x along one axis: computed in float64, given back in the type of `x`; the identity is bitwise."""
+        if self.is_identity:
+            return x
+        moved = x.movedim(axis, -1)
+        return self._apply(moved.to(FLOAT)).to(x.dtype).movedim(-1, axis)
+
+    def matrix(self) -> Tensor:
+        """The dense matrix (… × n × n): `g.act(x) == g.matrix() @ x`."""
+        batch = next(iter(self.tensors().values())).shape[: self._batch_dims]
+        eye = torch.eye(self.n, dtype=FLOAT).expand(*batch, self.n, self.n)
+        columns = [self._apply(eye[..., k]) for k in range(self.n)]
+        return torch.stack(columns, dim=-1)
+
+    @property
+    def _batch_dims(self) -> int:
+        return 0
+
+
+class Group(ABC):
+    """A group acting on ℝⁿ. Frozen; two groups of the same kind and size are equal."""
+
+    n: int
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """The dimension as a manifold: how many directions of the weights it makes free."""
+
+    @abstractmethod
+    def identity(self, *batch: int) -> Element: ...
+
+    @abstractmethod
+    def sample(self, *batch: int, seed: int) -> Element:
+        """A random element, well conditioned (scales and singular values in ½ … 2)."""
+
+    @abstractmethod
+    def contains(self, element: Element) -> bool: ...
+
+    @abstractmethod
+    def project(self, matrix: Tensor) -> Element:
+        """The element nearest to a matrix (… × n × n)."""
+
+    @abstractmethod
+    def element(self, tensors: dict[str, Tensor]) -> Element:
+        """Rebuild an element from `Element.tensors`; a KeyError if parts are missing."""
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def haar(n: int, *batch: int, rng: torch.Generator) -> Tensor:
+    """Orthogonal matrices from the uniform (Haar) measure.
+
+    QR alone is not uniform: its R has a positive diagonal only by convention, so the signs are put back.
+    """
+    q, r = torch.linalg.qr(torch.randn(*batch, n, n, generator=rng, dtype=FLOAT))
+    return q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[..., None, :]
+
+
+def polar(matrix: Tensor) -> Tensor:
+    """The orthogonal matrix nearest to a matrix."""
+    u, _, vt = torch.linalg.svd(matrix)
+    return u @ vt
+
+
+def spread(*shape: int, rng: torch.Generator) -> Tensor:
+    """Positive numbers between ½ and 2, evenly on a log scale."""
+    return torch.exp2(2 * torch.rand(*shape, generator=rng, dtype=FLOAT) - 1)
+
+
+def signs(*shape: int, rng: torch.Generator) -> Tensor:
+    return torch.where(torch.rand(*shape, generator=rng) < 0.5, -1.0, 1.0).to(FLOAT)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE))

@@ -1,0 +1,187 @@
+"""Matrix groups: GL(n) inside a head, O(n) of the stream, and the part of O(n) that fixes the all-ones vector."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, close, generator, haar, polar, spread
+from isobasin.shapes import Float, Int
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix(Element):
+    """An invertible matrix, or a batch of them. `orthogonal` ones are inverted by transposing."""
+
+    value: Float[Tensor, "*batch n n"]
+    orthogonal: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.value.shape[-1]
+
+    @property
+    def _batch_dims(self) -> int:
+        return self.value.dim() - 2
+
+    def __matmul__(self, other: "Matrix") -> "Matrix":
+        return Matrix(self.value @ other.value, self.orthogonal and other.orthogonal)
+
+    def inverse(self) -> "Matrix":
+        return Matrix(self.value.mT if self.orthogonal else torch.linalg.inv(self.value), self.orthogonal)
+
+    def dual(self) -> "Matrix":
+        return self if self.orthogonal else Matrix(torch.linalg.inv(self.value).mT)
+
+    def magnitude(self) -> "Matrix":
+        """A rotation carries no permutation: what can only be permuted must have been folded away before."""
+        return Matrix(_eye_like(self.value), orthogonal=True)
+
+    def take(self, index: Int[Tensor, " m"]) -> "Matrix":
+        return Matrix(self.value[index], self.orthogonal)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"matrix": self.value}
+
+    @property
+    def exact(self) -> bool:
+        return self.is_identity
+
+    @property
+    def is_identity(self) -> bool:
+        return torch.equal(self.value, _eye_like(self.value))
+
+    def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
+        value = self.value.to(x.device)
+        if value.dim() == 2:  # one plain product, not a broadcast batch of them
+            return x @ value.mT
+        return torch.einsum("...ij,...j->...i", value, x)
+
+
+@dataclass(frozen=True)
+class Orthogonal(Group):
+    """O(n): the stream of a model with RMSNorm whose gains are folded."""
+
+    n: int
+
+    def __str__(self) -> str:
+        return f"O({self.n})"
+
+    @property
+    def dim(self) -> int:
+        return self.n * (self.n - 1) // 2
+
+    def identity(self, *batch: int) -> Matrix:
+        return Matrix(_eye(self.n, *batch), orthogonal=True)
+
+    def sample(self, *batch: int, seed: int) -> Matrix:
+        return Matrix(haar(self.n, *batch, rng=generator(seed)), orthogonal=True)
+
+    def contains(self, element: Element) -> bool:
+        if not isinstance(element, Matrix) or element.n != self.n:
+            return False
+        return close(element.value @ element.value.mT, _eye_like(element.value))
+
+    def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
+        return Matrix(polar(matrix.to(FLOAT)), orthogonal=True)
+
+    def element(self, tensors: dict[str, Tensor]) -> Matrix:
+        return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
+
+
+@dataclass(frozen=True)
+class OrthogonalFixingOnes(Group):
+    """The orthogonal maps with R 1 = 1: the stream behind LayerNorm, which removes the mean.
+
+    In the coordinates (1⊥, 1) they are O(n−1) ⊕ 1, so the sign of a LayerNorm stream is one of them.
+    """
+
+    n: int
+
+    def __str__(self) -> str:
+        return f"O₁({self.n})"
+
+    @property
+    def dim(self) -> int:
+        return (self.n - 1) * (self.n - 2) // 2
+
+    def identity(self, *batch: int) -> Matrix:
+        return Matrix(_eye(self.n, *batch), orthogonal=True)
+
+    def sample(self, *batch: int, seed: int) -> Matrix:
+        return self._extend(haar(self.n - 1, *batch, rng=generator(seed)))
+
+    def contains(self, element: Element) -> bool:
+        if not Orthogonal(self.n).contains(element):
+            return False
+        assert isinstance(element, Matrix)
+        return close(element.value.sum(-1), torch.ones_like(element.value[..., 0]))
+
+    def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
+        frame = self._frame()
+        return self._extend(polar(frame.mT @ matrix.to(FLOAT) @ frame))
+
+    def _extend(self, small: Tensor) -> Matrix:
+        frame = self._frame()
+        return Matrix(
+            frame @ small @ frame.mT + torch.full((self.n, self.n), 1 / self.n, dtype=FLOAT), orthogonal=True
+        )
+
+    def _frame(self) -> Float[Tensor, "n n-1"]:
+        """Orthonormal columns that span 1⊥ (Helmert's)."""
+        k = torch.arange(1, self.n, dtype=FLOAT)
+        frame = torch.triu(torch.ones(self.n, self.n - 1, dtype=FLOAT))
+        frame[1:].diagonal().copy_(-k)
+        return frame / torch.sqrt(k * (k + 1))
+
+    def element(self, tensors: dict[str, Tensor]) -> Matrix:
+        return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
+
+
+@dataclass(frozen=True)
+class GL(Group):
+    """Invertible matrices. An element of condition over `max_condition` is refused: float32 could not carry it."""
+
+    n: int
+    max_condition: float = 1e6
+
+    def __str__(self) -> str:
+        return f"GL{self.n}"
+
+    @property
+    def dim(self) -> int:
+        return self.n**2
+
+    def identity(self, *batch: int) -> Matrix:
+        return Matrix(_eye(self.n, *batch))
+
+    def sample(self, *batch: int, seed: int) -> Matrix:
+        rng = generator(seed)
+        left, right = haar(self.n, *batch, rng=rng), haar(self.n, *batch, rng=rng)
+        return Matrix(left * spread(*batch, 1, self.n, rng=rng) @ right)
+
+    def contains(self, element: Element) -> bool:
+        if not isinstance(element, Matrix) or element.n != self.n:
+            return False
+        if not torch.isfinite(element.value).all():
+            return False
+        sv = torch.linalg.svdvals(element.value)
+        return bool((sv[..., -1] * self.max_condition > sv[..., 0]).all())
+
+    def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
+        """The matrix itself, its small singular values raised to what the condition guard allows."""
+        u, s, vt = torch.linalg.svd(matrix.to(FLOAT))
+        floor = (s[..., :1] / self.max_condition * (1 + TOLERANCE)).clamp(min=TOLERANCE)
+        raised = torch.maximum(s, floor)
+        return Matrix(torch.where((raised == s).all(-1)[..., None, None], matrix, u * raised[..., None, :] @ vt))
+
+    def element(self, tensors: dict[str, Tensor]) -> Matrix:
+        return Matrix(tensors["matrix"].to(FLOAT))
+
+
+def _eye(n: int, *batch: int) -> Tensor:
+    return torch.eye(n, dtype=FLOAT).expand(*batch, n, n).clone()
+
+
+def _eye_like(value: Tensor) -> Tensor:
+    return torch.eye(value.shape[-1], dtype=value.dtype, device=value.device).expand_as(value)

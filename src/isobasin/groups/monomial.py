@@ -1,0 +1,161 @@
+"""Permutations, with signs or scales: one nonzero number in each row and column.
+
+They are the maps that commute with an elementwise nonlinearity: units of a feed-forward layer, and the
+stream where a gain can not be folded away.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, generator, signs, spread
+from isobasin.shapes import Float, Int
+
+Scales = Literal["none", "global", "signs", "positive", "nonzero"]
+
+
+@dataclass(frozen=True, eq=False)
+class Monomial(Element):
+    """(g x)[i] = scale[i] · x[index[i]]."""
+
+    index: Int[Tensor, " n"]
+    scale: Float[Tensor, " n"]
+
+    @property
+    def n(self) -> int:
+        return self.index.shape[0]
+
+    def __matmul__(self, other: "Monomial") -> "Monomial":
+        return Monomial(other.index[self.index], self.scale * other.scale[self.index])
+
+    def inverse(self) -> "Monomial":
+        back = torch.argsort(self.index)
+        return Monomial(back, 1 / self.scale[back])
+
+    def dual(self) -> "Monomial":
+        return Monomial(self.index, 1 / self.scale)
+
+    def magnitude(self) -> "Monomial":
+        return Monomial(self.index, torch.ones_like(self.scale))
+
+    def take(self, index: Int[Tensor, " m"]) -> "Monomial":
+        raise ValueError("a permutation is not batched over heads")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"index": self.index, "scale": self.scale}
+
+    @property
+    def exact(self) -> bool:
+        return bool((self.scale.abs() == 1).all())
+
+    @property
+    def is_identity(self) -> bool:
+        return bool((self.index == torch.arange(self.n)).all() and (self.scale == 1).all())
+
+    def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
+        return x[..., self.index.to(x.device)] * self.scale.to(x.device)
+
+
+@dataclass(frozen=True)
+class MonomialGroup(Group):
+    """Permutations of n coordinates, with the scales of its kind; `Permutation(5)` and the like make one."""
+
+    n: int
+    scales: Scales = "none"
+    permute: bool = True
+
+    def __str__(self) -> str:
+        if not self.permute:
+            return "1"
+        prefix = {"none": "", "global": "±", "signs": "{±1}≀", "positive": "ℝ₊≀", "nonzero": "ℝ*≀"}
+        return f"{prefix[self.scales]}S{self.n}"
+
+    @property
+    def dim(self) -> int:
+        return self.n if self.scales in ("positive", "nonzero") else 0
+
+    def identity(self, *batch: int) -> Monomial:
+        return Monomial(torch.arange(self.n), torch.ones(self.n, dtype=FLOAT))
+
+    def sample(self, *batch: int, seed: int) -> Monomial:
+        rng = generator(seed)
+        index = torch.randperm(self.n, generator=rng) if self.permute else torch.arange(self.n)
+        scale = torch.ones(self.n, dtype=FLOAT)
+        if self.scales == "global":
+            scale = scale * signs(1, rng=rng)
+        if self.scales in ("signs", "nonzero"):
+            scale = scale * signs(self.n, rng=rng)
+        if self.scales in ("positive", "nonzero"):
+            scale = scale * spread(self.n, rng=rng)
+        return Monomial(index, scale)
+
+    def contains(self, element: Element) -> bool:
+        if not isinstance(element, Monomial) or element.n != self.n:
+            return False
+        order = torch.arange(self.n)
+        if not torch.equal(torch.sort(element.index).values, order) or not _finite(element.scale):
+            return False
+        return (self.permute or torch.equal(element.index, order)) and self._allows(element.scale)
+
+    def _allows(self, scale: Tensor) -> bool:
+        unit = bool((scale.abs() == 1).all())
+        match self.scales:
+            case "none":
+                return bool((scale == 1).all())
+            case "global":
+                return unit and bool((scale == scale[0]).all())
+            case "signs":
+                return unit
+            case "positive":
+                return bool((scale > TOLERANCE).all())
+            case "nonzero":
+                return bool((scale.abs() > TOLERANCE).all())
+
+    def project(self, matrix: Float[Tensor, "n n"]) -> Monomial:
+        """The permutation that keeps most of the matrix, then the nearest scales its kind allows."""
+        matrix = matrix.to(FLOAT)
+        if self.scales == "global":
+            plain = MonomialGroup(self.n, permute=self.permute)
+            both = [(s, plain.project(s * matrix)) for s in (1.0, -1.0)]
+            sign, best = max(both, key=lambda pair: float((pair[0] * matrix.gather(1, pair[1].index[:, None])).sum()))
+            return Monomial(best.index, sign * best.scale)
+        gain = {"none": matrix, "signs": matrix.abs(), "positive": matrix.clamp(min=0) ** 2}
+        index = self._assign(gain.get(self.scales, matrix**2))
+        kept = matrix.gather(1, index[:, None])[:, 0]
+        sign = torch.where(kept < 0, -1.0, 1.0).to(FLOAT)
+        size = kept.abs().clamp(min=2 * TOLERANCE)
+        scale = {"signs": sign, "positive": kept.clamp(min=2 * TOLERANCE), "nonzero": sign * size}
+        return Monomial(index, scale.get(self.scales, torch.ones_like(kept)))
+
+    def _assign(self, gain: Tensor) -> Tensor:
+        if not self.permute:
+            return torch.arange(self.n)
+        from scipy.optimize import linear_sum_assignment
+
+        return torch.as_tensor(linear_sum_assignment(gain.numpy(), maximize=True)[1])
+
+    def element(self, tensors: dict[str, Tensor]) -> Monomial:
+        return Monomial(tensors["index"].to(torch.int64), tensors["scale"].to(FLOAT))
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(torch.isfinite(x).all())
+
+
+def Permutation(n: int) -> MonomialGroup:
+    return MonomialGroup(n)
+
+
+def SignedPermutation(n: int) -> MonomialGroup:
+    return MonomialGroup(n, "signs")
+
+
+def ScaledPermutation(n: int) -> MonomialGroup:
+    return MonomialGroup(n, "nonzero")
+
+
+def Trivial(n: int) -> MonomialGroup:
+    """Nothing but the identity: a space that the outputs show as it is."""
+    return MonomialGroup(n, permute=False)

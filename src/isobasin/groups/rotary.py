@@ -1,0 +1,113 @@
+"""H(n): what commutes with rotary positions, one nonzero complex number per pair of columns."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, generator, spread
+from isobasin.shapes import Complex, Float, Int
+
+COMPLEX = torch.complex128
+
+
+@dataclass(frozen=True, eq=False)
+class Phases(Element):
+    """Multiplies pair j, read as x₁ + i x₂, by the complex number u[j].
+
+    A rotary position multiplies the same pair by e^{imθ}; complex numbers commute, other 2×2 maps do not.
+    """
+
+    u: Complex[Tensor, "*batch pairs"]
+    interleaved: bool = False
+
+    @property
+    def n(self) -> int:
+        return 2 * self.u.shape[-1]
+
+    @property
+    def _batch_dims(self) -> int:
+        return self.u.dim() - 1
+
+    def __matmul__(self, other: "Phases") -> "Phases":
+        assert self.interleaved == other.interleaved
+        return Phases(self.u * other.u, self.interleaved)
+
+    def inverse(self) -> "Phases":
+        return Phases(1 / self.u, self.interleaved)
+
+    def dual(self) -> "Phases":
+        """The transpose of multiplying by u is multiplying by its conjugate."""
+        return Phases(1 / self.u.conj().resolve_conj(), self.interleaved)
+
+    def magnitude(self) -> "Phases":
+        return Phases(torch.ones_like(self.u), self.interleaved)
+
+    def take(self, index: Int[Tensor, " m"]) -> "Phases":
+        return Phases(self.u[index], self.interleaved)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"u": self.u}
+
+    @property
+    def exact(self) -> bool:
+        return self.is_identity
+
+    @property
+    def is_identity(self) -> bool:
+        return bool((self.u == 1).all())
+
+    def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
+        u = self.u.to(x.device)
+        if self.interleaved:
+            return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * u).flatten(-2)
+        first, second = x.chunk(2, dim=-1)
+        turned = torch.complex(first, second) * u
+        return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+@dataclass(frozen=True)
+class RotaryCommutant(Group):
+    """H(n) ≅ (ℂ*)^{n/2}, for pairs (j, j + n/2), or (2j, 2j + 1) where interleaved. A wrong layout is a wrong group."""
+
+    n: int
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n % 2:
+            raise ValueError(f"rotary columns come in pairs, got {self.n}")
+
+    def __str__(self) -> str:
+        return f"H{self.n}"
+
+    @property
+    def dim(self) -> int:
+        return self.n
+
+    def identity(self, *batch: int) -> Phases:
+        return Phases(torch.ones(*batch, self.n // 2, dtype=COMPLEX), self.interleaved)
+
+    def sample(self, *batch: int, seed: int) -> Phases:
+        rng = generator(seed)
+        size = spread(*batch, self.n // 2, rng=rng)
+        angle = 2 * torch.pi * torch.rand(*batch, self.n // 2, generator=rng, dtype=FLOAT)
+        return Phases(torch.polar(size, angle), self.interleaved)
+
+    def contains(self, element: Element) -> bool:
+        if not isinstance(element, Phases) or (element.n, element.interleaved) != (self.n, self.interleaved):
+            return False
+        size = element.u.abs()
+        return bool(torch.isfinite(size).all() and (size > TOLERANCE).all())
+
+    def project(self, matrix: Float[Tensor, "*batch n n"]) -> Phases:
+        """Per pair the complex number nearest to its 2×2 block: ((m₁₁+m₂₂) + i (m₂₁−m₁₂)) / 2."""
+        first = torch.arange(self.n // 2) * (2 if self.interleaved else 1)
+        second = first + (1 if self.interleaved else self.n // 2)
+        m = matrix.to(FLOAT)
+        real = m[..., first, first] + m[..., second, second]
+        imag = m[..., second, first] - m[..., first, second]
+        u = torch.complex(real, imag) / 2
+        return Phases(torch.where(u.abs() > TOLERANCE, u, 2 * TOLERANCE), self.interleaved)
+
+    def element(self, tensors: dict[str, Tensor]) -> Phases:
+        return Phases(tensors["u"].to(COMPLEX), self.interleaved)
