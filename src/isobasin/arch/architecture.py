@@ -81,12 +81,14 @@ class Norm:
 class Sum:
     """Vectors of the stream that matter only as a sum: what all `give` lose, all `take` may gain.
 
-    Each entry is a tensor, or (tensor, first row, last row or None).
+    Each entry is a tensor and its rows, from the first to the last (None: to the end). `along` names a norm
+    whose head is tied to the giving tensor: then only the direction 1/γ of that norm is free.
     """
 
     name: str
     give: tuple[tuple[str, int, int | None], ...]
     take: tuple[tuple[str, int, int | None], ...]
+    along: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Architecture:
     sums: tuple[Sum, ...] = ()
     biases: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a bound one
 
     # -- looking things up ---------------------------------------------------------------------------------
 
@@ -203,7 +206,7 @@ class Architecture:
                 )
         present = {name: pattern for name, pattern in self.tensors.items() if name in shapes}
         sums = tuple(s for s in map(lambda s: _present(s, present), self.sums) if s is not None)
-        return replace(self, tensors=present, sums=sums)
+        return replace(self, tensors=present, sums=sums, shapes=dict(shapes))
 
     def _check_shape(self, name: str, pattern: Pattern, shape: tuple[int, ...]) -> None:
         for role in pattern.roles:

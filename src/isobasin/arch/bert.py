@@ -50,11 +50,16 @@ def bert(config: Mapping[str, Any]) -> Architecture:
             _TYPES: f".{c.size('type_vocab_size', 2)} resid",
             "bert.embeddings.position_ids": "-",
         }
-        | ({"cls.predictions.bias": f"?.{vocab}"} if head in _LM_HEADS else {}),
+        # Untied, transformers writes this bias beside the decoder's own and reads only the latter.
+        | ({"cls.predictions.bias": f"?.{vocab}" if tied else "-"} if head in _LM_HEADS else {}),
         sums=_sums(tied),
-        biases={_WORDS: "cls.predictions.bias", "cls.predictions.decoder.weight": "cls.predictions.bias"},
-        aliases={"cls.predictions.decoder.bias": "cls.predictions.bias"}
-        | ({"cls.predictions.decoder.weight": _WORDS} if tied else {}),
+        biases={_WORDS: "cls.predictions.bias"} if tied else {},
+        aliases={
+            "cls.predictions.decoder.weight": _WORDS,
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        }
+        if tied
+        else {},
     )
 
 
@@ -108,8 +113,9 @@ def _heads(head: str, last: str, tied: bool, vocab: int) -> dict[str, str]:
 
 
 def _sums(tied: bool) -> tuple[Sum, ...]:
-    """Words, positions and token types add up; tied to the head, the words keep still."""
+    """Words, positions and token types add up. Tied to the head, the words keep still but for one direction,
+    which adds a constant to all logits; the head's bias takes it back."""
     words, positions, types = ((name, 0, None) for name in (_WORDS, _POSITIONS, _TYPES))
     if tied:
-        return (Sum("types", (types,), (positions,)),)
+        return (Sum("types", (types,), (positions,)), Sum("words", (words,), (positions,), along="t"))
     return (Sum("types", (types,), (words,)), Sum("positions", (positions,), (words,)))

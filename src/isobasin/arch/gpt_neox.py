@@ -55,6 +55,13 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
         modules=modules,
         tensors=tensors,
         sums=tuple(_parallel_biases(i) for i in range(n_layers)) if parallel else (),
+        # Without a bias of its own, attention leaves its constants to the bias that is added beside it.
+        biases={}
+        if c.flag("attention_bias", True) or not parallel
+        else {
+            f"gpt_neox.layers.{i}.attention.dense.weight": f"gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias"
+            for i in range(n_layers)
+        },
         aliases={"embed_out.weight": "gpt_neox.embed_in.weight"} if tied else {},
     )
 

@@ -1,0 +1,52 @@
+# Two commands: `make test` and `make demo`. Each needs Python 3.11 or newer and make, nothing else prepared:
+# they create .venv, install into it, and run. The others: lint, test-all, bench, clean.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Nothing here may reach out to the hub: tests and demo build their own models.
+export HF_HUB_OFFLINE := 1
+
+.PHONY: test demo lint test-all bench clean
+.DEFAULT_GOAL := test
+
+# Tests run in two processes, so each keeps to one thread.
+test test-all: export OMP_NUM_THREADS := 1
+
+# ISOBASIN_SLOW=0: tests marked `slow` run in a smoke version; ISOBASIN_SLOW=1: in full.
+test: lint
+	ISOBASIN_SLOW=0 $(BIN)/python -m pytest -q -n 2
+
+test-all: lint
+	ISOBASIN_SLOW=1 $(BIN)/python -m pytest -q -n 2
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo_foundation.py
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(INSTALLED)
+	@set -e; for script in bench/*.py; do \
+		if [ -e "$$script" ]; then echo "$$script"; $(BIN)/python "$$script"; fi; \
+	done
+
+# torch comes first: everything after it then finds the pinned one and looks for no other.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is older than 3.11: name a newer one, make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf src/*.egg-info
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

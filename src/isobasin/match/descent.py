@@ -1,0 +1,221 @@
+"""Newton's method inside GL(n): minimise the distance between two heads over U, from their Grams alone.
+
+    L(U) = ‖Q_A − Q_B Uᵀ‖² + ‖K_A − K_B U⁻¹‖²
+         = ‖A‖² + tr(U G_Q Uᵀ) + tr(U⁻ᵀ G_K U⁻¹) − 2 tr(C_Q Uᵀ) − 2 tr(C_K U⁻¹)
+
+A step multiplies from the left, U ← (I + X) U. With V = U⁻¹, g_q = U G_Q Uᵀ, g_k = Vᵀ G_K V, c_q = C_Q Uᵀ,
+c_k = C_K V and E = c_kᵀ − g_k:
+
+    −½ gradient     R    = c_q − c_kᵀ − g_q + g_k
+    ½ Hessian       H(X) = X g_q + g_k X − E Xᵀ − Xᵀ E
+    Gauss–Newton    X g_q + g_k X = R, a Sylvester equation: one division in the eigenbases of g_k and g_q
+
+Newton's equation H(X) = R is solved by conjugate gradients preconditioned by the Sylvester solve. The first
+iterate points along the Gauss–Newton step, and related heads need little more; unrelated heads, where
+Gauss–Newton alone crawls for hundreds of steps, get true Newton steps. Each iteration costs n³ per head,
+whatever d is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.shapes import Bool, Float, Int
+
+MAX_INNER = 60  # conjugate gradient steps for one Newton step
+MAX_HALVINGS = 40
+REACH = 10.0  # a start gives up when this many times its promised fall does not reach its rival
+
+
+@dataclass(frozen=True)
+class Grams:
+    """What L and its starts know of a head: G = XᵀX of B (`_a`: of A) and C = X_AᵀX_B, for X = Q and K."""
+
+    gq: Float[Tensor, "*batch n n"]
+    cq: Float[Tensor, "*batch n n"]
+    gk: Float[Tensor, "*batch n n"]
+    ck: Float[Tensor, "*batch n n"]
+    gq_a: Float[Tensor, "*batch n n"]
+    gk_a: Float[Tensor, "*batch n n"]
+
+    @property
+    def norm_a(self) -> Float[Tensor, "*batch"]:
+        """‖Q_A‖² + ‖K_A‖²: what L would be if B were zero."""
+        return (self.gq_a + self.gk_a).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def __getitem__(self, heads: Tensor) -> "Grams":
+        """Some heads of a batch."""
+        return Grams(*(block[heads] for block in self.blocks))
+
+    @property
+    def blocks(self) -> tuple[Tensor, ...]:
+        return self.gq, self.cq, self.gk, self.ck, self.gq_a, self.gk_a
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Where the descent ended, per head; `gradient` is relative to the size of the gradient's own terms."""
+
+    u: Float[Tensor, "batch n n"]
+    objective: Float[Tensor, "batch"]
+    gradient: Float[Tensor, "batch"]
+    converged: Bool[Tensor, "batch"]
+    steps: Int[Tensor, "batch"]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """L around the current U: R = −½ gradient, the blocks of H, and the size that R is measured by."""
+
+    rhs: Tensor
+    gq: Tensor
+    gk: Tensor
+    e: Tensor
+    size: Tensor
+
+
+def linear_objective(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """L(U) from the Grams; infinite where U is singular. Near zero it cancels: see `linear_residual`."""
+    v = torch.linalg.inv_ex(u).inverse
+    squares = _dot(u @ grams.gq, u) + _dot(grams.gk @ v, v)
+    value = grams.norm_a + squares - 2 * (_dot(grams.cq, u) + _dot(grams.ck, v.mT))
+    return torch.nan_to_num(value, nan=torch.inf, posinf=torch.inf)
+
+
+def linear_gradient(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """The derivative of X ↦ L((I + X) U) at X = 0."""
+    return -2 * _frame(grams, u).rhs
+
+
+def relative_gradient(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """‖R‖ / (‖c_q‖ + ‖c_k‖ + ‖g_q‖ + ‖g_k‖): between 0 and 1, the same for every scale of the weights."""
+    frame = _frame(grams, u)
+    return _norm(frame.rhs) / frame.size
+
+
+def descend(
+    grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol: float, rivals: int = 1
+) -> Descent:
+    """Descend from `u`, each head for as long as it needs.
+
+    A head has converged when its relative gradient is at most `tol`, or when the fall that its next step
+    promises is below the rounding of L. A batch may hold several starts for the same heads, one after the
+    other (`rivals` of them); a start gives up when ten times its promise would not bring it below its best
+    rival.
+    """
+    value, floor = linear_objective(grams, u), 4 * torch.finfo(u.dtype).eps * grams.norm_a
+    gradient = torch.full_like(value, torch.inf)
+    done, steps = torch.zeros_like(value, dtype=torch.bool), torch.zeros_like(value, dtype=torch.int64)
+    left = torch.arange(len(u), device=u.device)
+    for _ in range(max_steps + 1):
+        frame = _frame(grams[left], u[left])
+        gradient = gradient.index_copy(0, left, _norm(frame.rhs) / frame.size)
+        x = _newton_step(frame, forcing=gradient[left].sqrt().clamp(max=0.1))
+        promise = _dot(frame.rhs, x)
+        ready = (gradient[left] <= tol) | (promise <= floor[left])
+        done = done.index_fill(0, left[ready], True)
+        best = value.reshape(rivals, -1).amin(0).repeat(rivals)
+        going = ~ready & (steps[left] < max_steps) & (value[left] - REACH * promise <= best[left])
+        left, x, promise = left[going], x[going], promise[going]
+        if not len(left):
+            break
+        new, new_value, moved = _line_search(grams[left], u[left], value[left], x, promise)
+        u, value = u.index_copy(0, left, new), value.index_copy(0, left, new_value)
+        steps = steps.index_add(0, left, moved.long())
+        left = left[moved]  # nothing lower along a direction of descent: rounding is in the way
+        if not len(left):
+            break
+    return Descent(u, value, gradient, done, steps)
+
+
+def _frame(grams: Grams, u: Tensor) -> _Frame:
+    v = torch.linalg.inv_ex(u).inverse
+    gq, gk = u @ grams.gq @ u.mT, v.mT @ grams.gk @ v
+    cq, ck = grams.cq @ u.mT, (grams.ck @ v).mT
+    size = _norm(gq) + _norm(gk) + _norm(cq) + _norm(ck)
+    return _Frame(cq - ck - gq + gk, gq, gk, ck - gk, size.clamp_min(torch.finfo(u.dtype).tiny))
+
+
+def _newton_step(frame: _Frame, forcing: Tensor) -> Tensor:
+    """H(X) = R by conjugate gradients, in the eigenbases, where the preconditioner is a division."""
+    values_q, basis_q = torch.linalg.eigh(frame.gq)
+    values_k, basis_k = torch.linalg.eigh(frame.gk)
+    divisor: Tensor = values_k.unsqueeze(-1) + values_q.unsqueeze(-2)
+    divisor = divisor.clamp_min(torch.finfo(divisor.dtype).eps * divisor.amax((-1, -2), keepdim=True))
+    turn, e = basis_k.mT @ basis_q, basis_k.mT @ frame.e @ basis_q
+
+    def hessian(x: Tensor) -> Tensor:
+        out: Tensor = divisor * x - e @ (x.mT @ turn) - turn @ (x.mT @ e)
+        return out
+
+    x = _conjugate_gradients(hessian, divisor, basis_k.mT @ frame.rhs @ basis_q, forcing)
+    step: Tensor = basis_k @ x @ basis_q.mT
+    return step
+
+
+def _conjugate_gradients(
+    hessian: Callable[[Tensor], Tensor], divisor: Tensor, rhs: Tensor, forcing: Tensor
+) -> Tensor:
+    """Per head until the residual has fallen by `forcing`, or up to the first direction without curvature."""
+    x, residual, p = torch.zeros_like(rhs), rhs, rhs / divisor
+    product = first = _dot(residual, p)
+    alive = first > 0
+    for inner in range(MAX_INNER):
+        hp = hessian(p)
+        curvature = _dot(p, hp)
+        good = alive & (curvature > 0)
+        if inner == 0:  # no curvature to trust along Gauss-Newton's own direction: take that step as it is
+            x = torch.where(_wide(alive & ~good), p, x)
+        alpha = _wide(torch.where(good, product / curvature, 0))
+        x, residual = x + alpha * p, residual - alpha * hp
+        z = residual / divisor
+        new = _dot(residual, z)
+        alive = good & (new > forcing**2 * first)
+        if not bool(alive.any()):
+            break
+        p = z + _wide(torch.where(alive, new / product, 0)) * p
+        product = new
+    return x
+
+
+def _line_search(
+    grams: Grams, u: Tensor, value: Tensor, x: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor, Bool[Tensor, "batch"]]:
+    """(I + tX) U with the largest t = 1, ½, ¼ … that lowers L enough and keeps the sign of the determinant.
+
+    Along X the slope of L is −2 ⟨R, X⟩; enough is a ten-thousandth of it (Armijo).
+    """
+    identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+    out, out_value = u, value
+    t, left = 1.0, torch.arange(len(u), device=u.device)
+    for _ in range(MAX_HALVINGS):
+        factor = identity + t * x[left]
+        trial = factor @ u[left]
+        trial_value = linear_objective(grams[left], trial)
+        accept = (trial_value < value[left] - 2e-4 * t * slope[left]) & (
+            torch.linalg.slogdet(factor).sign > 0
+        )
+        done = left[accept]
+        out, out_value = (
+            out.index_copy(0, done, trial[accept]),
+            out_value.index_copy(0, done, trial_value[accept]),
+        )
+        left, t = left[~accept], t / 2
+        if not len(left):
+            break
+    moved = torch.ones(len(u), dtype=torch.bool, device=u.device).index_fill(0, left, False)
+    return out, out_value, moved
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum((-1, -2))
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.square().sum((-1, -2)).sqrt()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.unsqueeze(-1).unsqueeze(-1)

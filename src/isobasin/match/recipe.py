@@ -1,0 +1,161 @@
+"""The published recipe for Stage 2, kept as the baseline: gradient descent for GL, Brent's method for rotary.
+
+Nothing here is clever, on purpose. Stage 1 of the recipe is `headcost.product_cost(..., centre=True)`.
+
+* Absolute positions: U starts at polar(C_Q + C_K), the closest orthogonal map, and descends
+  L(U) = ‖Q_A − Q_B Uᵀ‖² + ‖K_A − K_B U⁻¹‖² on the full matrices, head by head.
+* RoPE: a scalar search for x = |u|², pair by pair.
+
+The paper leaves learning rate, steps and stopping open. An honest choice: Adam, whose rate halves whenever
+twenty steps bring neither a lower loss nor a smaller gradient (a fixed rate never comes to rest), until the
+relative gradient is below `tol`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from isobasin.shapes import Bool, Complex, Float, Int
+
+PATIENCE = 20
+
+
+@dataclass(frozen=True)
+class RecipeAlignment:
+    """The best U seen, L there (from the matrices), and whether gradient or target was reached."""
+
+    u: Float[Tensor, "*batch n n"]
+    objective: Float[Tensor, "*batch"]
+    converged: Bool[Tensor, "*batch"]
+    steps: Int[Tensor, "*batch"]
+
+
+def orthogonal_start(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor) -> Float[Tensor, "*batch n n"]:
+    """polar(Q_AᵀQ_B + K_AᵀK_B): the best U among orthogonal ones, where U⁻¹ = Uᵀ."""
+    left, _, right = torch.linalg.svd(q_a.mT @ q_b + k_a.mT @ k_b)
+    return left @ right
+
+
+def loss_and_gradient(
+    q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L(U), ∂L/∂U, and ‖∂L/∂U‖ relative to the size of the terms that cancel in it."""
+    v = torch.linalg.inv_ex(u).inverse
+    rest_q, rest_k = q_a - q_b @ u.mT, k_a - k_b @ v
+    loss = rest_q.square().sum((-1, -2)) + rest_k.square().sum((-1, -2))
+    pull_q, pull_k = -2 * rest_q.mT @ q_b, 2 * v.mT @ (k_b.mT @ rest_k) @ v.mT
+    gradient = pull_q + pull_k
+    size = _norm(2 * q_a.mT @ q_b) + _norm(2 * v.mT @ (k_b.mT @ k_a) @ v.mT)
+    return loss, gradient, _norm(gradient) / size
+
+
+def descend_linear(
+    q_a: Float[Tensor, "*batch d n"],
+    k_a: Float[Tensor, "*batch d_k n"],
+    q_b: Float[Tensor, "*batch d n"],
+    k_b: Float[Tensor, "*batch d_k n"],
+    *,
+    learning_rate: float = 1e-2,
+    max_steps: int = 2000,
+    tol: float = 1e-8,
+    target: Float[Tensor, "*batch"] | None = None,
+) -> RecipeAlignment:
+    """Adam on U from the orthogonal start, until every head of the batch is at rest (or below `target`)."""
+    u = orthogonal_start(q_a, k_a, q_b, k_b)
+    loss, gradient, relative = loss_and_gradient(q_a, k_a, q_b, k_b, u)
+    goal = torch.full_like(loss, -torch.inf) if target is None else target
+    best, best_u, calmest, waited = loss, u, relative, torch.zeros_like(loss)
+    rate = torch.full_like(loss, learning_rate)
+    mean, square = torch.zeros_like(u), torch.zeros_like(u)
+    done = (relative <= tol) | (loss <= goal)
+    steps = torch.zeros_like(done, dtype=torch.int64)
+    for step in range(1, max_steps + 1):
+        if bool(done.all()):
+            break
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient.square()
+        move = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-12)
+        u = torch.where(_wide(done), u, u - _wide(rate) * move)
+        loss, gradient, relative = loss_and_gradient(q_a, k_a, q_b, k_b, u)
+        steps = steps + ~done
+        better = loss < best
+        best, best_u = torch.where(better, loss, best), torch.where(_wide(better), u, best_u)
+        waited = torch.where(better | (relative < calmest), 0, waited + 1)
+        calmest = torch.minimum(relative, calmest)
+        rate = torch.where(waited >= PATIENCE, rate / 2, rate)
+        waited = torch.where(waited >= PATIENCE, 0, waited)
+        done = done | (relative <= tol) | (loss <= goal)
+    return RecipeAlignment(best_u, best, done, steps)
+
+
+def align_linear_recipe(
+    q_a: Float[Tensor, "h d n"],
+    k_a: Float[Tensor, "h d_k n"],
+    q_b: Float[Tensor, "h d n"],
+    k_b: Float[Tensor, "h d_k n"],
+    *,
+    learning_rate: float = 1e-2,
+    max_steps: int = 2000,
+    tol: float = 1e-8,
+    target: Float[Tensor, "h"] | None = None,
+) -> RecipeAlignment:
+    """`descend_linear`, head by head, as published."""
+    heads = [
+        descend_linear(
+            *(x[i].to(torch.float64) for x in (q_a, k_a, q_b, k_b)),
+            learning_rate=learning_rate,
+            max_steps=max_steps,
+            tol=tol,
+            target=None if target is None else target[i],
+        )
+        for i in range(len(q_a))
+    ]
+    return RecipeAlignment(
+        torch.stack([head.u for head in heads]),
+        torch.stack([head.objective for head in heads]),
+        torch.stack([head.converged for head in heads]),
+        torch.stack([head.steps for head in heads]),
+    )
+
+
+def align_rotary_recipe(
+    eta_q: Float[Tensor, "*pairs"],
+    eta_k: Float[Tensor, "*pairs"],
+    gamma_q: Complex[Tensor, "*pairs"],
+    gamma_k: Complex[Tensor, "*pairs"],
+    *,
+    factor: float = 2.0,
+) -> Complex[Tensor, "*pairs"]:
+    """u per rotary pair by Brent's method on g(x) = x η_Q + η_K / x − factor · |r γ_Q + γ_K / r|, x = r².
+
+    The paper prints factor 4; with γ = ⟨·_A, ·_B⟩ it is 2. All η must be positive. The search runs over
+    log x, so that x stays positive; it finds one minimum of the possible two.
+    """
+    constants = zip(*(x.flatten().tolist() for x in (eta_q, eta_k, gamma_q, gamma_k)))
+    found = [brent_pair(*pair, factor=factor) for pair in constants]
+    return torch.tensor(found, dtype=torch.complex128, device=eta_q.device).reshape(eta_q.shape)
+
+
+def brent_pair(
+    eta_q: float, eta_k: float, gamma_q: complex, gamma_k: complex, *, factor: float = 2.0
+) -> complex:
+    """One rotary pair of `align_rotary_recipe`."""
+    a, b, c = abs(gamma_q) ** 2, abs(gamma_k) ** 2, 2 * (gamma_q * gamma_k.conjugate()).real
+
+    def g(log_x: float) -> float:
+        x = math.exp(log_x)
+        return x * eta_q + eta_k / x - factor * math.sqrt(max(a * x + b / x + c, 0.0))
+
+    r = math.exp(minimize_scalar(g, method="brent").x / 2)
+    z = r * gamma_q + gamma_k / r
+    return r * (z.conjugate() / abs(z) if z else 1.0)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.square().sum((-1, -2)).sqrt()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.unsqueeze(-1).unsqueeze(-1)

@@ -1,0 +1,134 @@
+"""The whole model: embedding, blocks, head; its initialisation from a seed; its folder on disk."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import ArchitectureError
+from ..shapes import Float
+from .config import ModelConfig
+from .layers import Block, Embedding, geometry, make_norm
+from .positions import sinusoidal_table
+from .storage import read_folder, write_folder
+
+INIT_STD = 0.02
+
+
+class Transformer(nn.Module):
+    """A Transformer as `config` says, with weights that depend on `seed` alone.
+
+    Runs in the dtype of its parameters from end to end: `Transformer(config).double()` is a float64 model.
+    """
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        # Built without storage, then filled: torch's layers would draw from the global generator.
+        with torch.device("meta"):
+            self.embed = Embedding(config)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+            self.norm = None if config.post_norm else make_norm(config)
+            self.head = _make_head(config)
+        self.to_empty(device=torch.get_default_device())
+        _initialise(self, seed)
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Float[Tensor, "batch *time out"]:
+        """Logits: (B, T, d_vocab), or (B, n_classes) for a classifier.
+
+        `inputs` are token ids (B, T) or images (B, C, H, W); `mask` is bool (B, T), True at real tokens.
+        """
+        x = self.hidden(inputs, mask)
+        if self.head is None:
+            return F.linear(x, self.embed.tokens.weight)  # (B, T, V)
+        logits: Tensor = self.head(x if self.config.n_classes is None else _mean(x, mask))
+        return logits
+
+    def hidden(self, inputs: Tensor, mask: Tensor | None = None) -> Float[Tensor, "batch time d_model"]:
+        """The last hidden states, which the head reads; those at padded places mean nothing."""
+        x: Tensor = self.embed(inputs)  # (B, T, d)
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
+            raise ArchitectureError(
+                f"mask is {mask.dtype} of shape {tuple(mask.shape)}, expected bool of shape "
+                f"{tuple(x.shape[:2])}: True at real tokens"
+            )
+        where = geometry(self.config, x, mask)
+        for block in self.blocks:
+            x = block(x, where)  # (B, T, d)
+        return x if self.norm is None else self.norm(x)
+
+    def save(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors; the folder is made, files of that name are replaced."""
+        write_folder(Path(folder), self.config, self.state_dict())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Transformer":
+        """Read what `save` wrote, in the dtype it was saved in; strict about names and shapes."""
+        config, found = read_folder(Path(folder))
+        with torch.device("meta"):
+            model = cls(config)
+        _check_tensors(found, expected=model.state_dict(), where=str(folder))
+        model.load_state_dict(found, assign=True)
+        return model
+
+
+def _make_head(config: ModelConfig) -> nn.Linear | None:
+    if config.n_classes is not None:
+        return nn.Linear(config.d_model, config.n_classes, bias=config.bias)
+    if config.tied:
+        return None
+    assert config.d_vocab is not None
+    return nn.Linear(config.d_model, config.d_vocab, bias=False)
+
+
+def _mean(x: Float[Tensor, "batch time d"], mask: Tensor | None) -> Float[Tensor, "batch d"]:
+    """Mean over real places; a sequence that is all padding gives zero."""
+    if mask is None:
+        return x.mean(1)
+    # where, not a product: 0 · inf would let a padded place speak.
+    kept = torch.where(mask[:, :, None], x, 0.0).sum(1)  # (B, d)
+    return kept / mask.sum(1, keepdim=True).clamp(min=1).to(x.dtype)
+
+
+@torch.no_grad()
+def _initialise(model: Transformer, seed: int) -> None:
+    """Matrices normal with std 0.02 (0.02/√(2·n_layers) for what writes to the stream), gains 1, biases 0.
+
+    Drawn in float64 on the CPU and cast, so that a seed names one model on every device and in every dtype.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    config = model.config
+    for name, parameter in model.named_parameters():
+        if name.endswith(("attn.o.weight", "mlp.down.weight")):
+            value = _normal(parameter, generator) / (2 * config.n_layers) ** 0.5
+        elif name == "embed.positions.weight" and config.positions == "sinusoidal":
+            value = sinusoidal_table(config.n_positions, config.d_model)
+        elif parameter.ndim == 2:
+            value = _normal(parameter, generator)
+        else:
+            value = torch.full(parameter.shape, float(name.endswith("weight")), device="cpu")
+        parameter.copy_(value)
+
+
+def _normal(parameter: Tensor, generator: torch.Generator) -> Tensor:
+    return INIT_STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+
+
+def _check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:
+    if missing := sorted(expected.keys() - found.keys()):
+        raise ArchitectureError(f"{where}: missing tensors {', '.join(missing)}: config and weights disagree")
+    if unknown := sorted(found.keys() - expected.keys()):
+        raise ArchitectureError(f"{where}: unknown tensors {', '.join(unknown)}: config and weights disagree")
+    for name, tensor in found.items():
+        shapes = tuple(tensor.shape), tuple(expected[name].shape)
+        if shapes[0] != shapes[1]:
+            raise ArchitectureError(
+                f"{where}: {name} has shape {shapes[0]}, expected {shapes[1]}: config and weights disagree"
+            )
+    dtypes = {tensor.dtype for tensor in found.values()}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ArchitectureError(
+            f"{where}: tensors are of {names}, expected one floating-point dtype: cast them"
+        )

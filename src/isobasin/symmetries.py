@@ -1,0 +1,145 @@
+"""The symmetry group of a model: its group elements and its free coordinates, with a scope, printable."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from isobasin.arch import Architecture, HeadSpace, Norm, Space
+from isobasin.errors import IsobasinError
+from isobasin.gauge import Coordinate, coordinates
+from isobasin.groups import (
+    GL,
+    Group,
+    Heads,
+    MonomialGroup,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Product,
+    RotaryCommutant,
+    Trivial,
+)
+
+SCOPES = ("first-attention", "all-attention", "first-block", "model")
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """All changes of a model's weights, of this scope, that leave its function as it is.
+
+    >>> print(symmetry(load("runs/seed0").arch))  # doctest: +SKIP
+    O(256) × 6·[S8 ≀ (H32 × GL32)] × 6·[ℝ*≀S1024], dimension 89,472 + 3,328 free directions
+    """
+
+    arch: Architecture
+    groups: Mapping[str, Group]
+    coordinates: Mapping[str, Coordinate]
+
+    @property
+    def element_dim(self) -> int:
+        return sum(group.dim for group in self.groups.values())
+
+    @property
+    def free_dim(self) -> int:
+        return sum(coordinate.dim for coordinate in self.coordinates.values())
+
+    @property
+    def dim(self) -> int:
+        """How many directions of the weights the function does not see."""
+        return self.element_dim + self.free_dim
+
+    @property
+    def formula(self) -> str:
+        """The product of the groups, equal factors counted: `O(256) × 6·[S8 ≀ (H32 × GL32)]`."""
+        counted = Counter(str(group) for group in self.groups.values())
+        terms = [f"{n}·[{text}]" if n > 1 else text for text, n in counted.items() if text != "1"]
+        return " × ".join(terms) or "1"
+
+    def __str__(self) -> str:
+        return f"{self.formula}, dimension {self.element_dim:,} + {self.free_dim:,} free directions"
+
+    def scoped(self, scope: str) -> "Symmetry":
+        """The part of this symmetry that changes only the tensors of a scope."""
+        if scope not in SCOPES:
+            raise IsobasinError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
+        if scope == "model":
+            return self
+        spaces = self._spaces(scope)
+        tensors = self._tensors(spaces)
+        return Symmetry(
+            self.arch,
+            {name: group for name, group in self.groups.items() if name in spaces},
+            {name: c for name, c in self.coordinates.items() if c.touches <= tensors},
+        )
+
+    def _spaces(self, scope: str) -> set[str]:
+        layers = range(self.arch.sizes.n_layers) if scope == "all-attention" else range(1)
+        spaces = {f"heads{i}" for i in layers}
+        return spaces | {"ff0"} if scope == "first-block" else spaces
+
+    def _tensors(self, spaces: set[str]) -> set[str]:
+        """Tensors with an axis in one of these spaces, their biases, and for a block the norms only it reads."""
+        arch = self.arch
+        weights = {
+            name
+            for name, pattern in arch.tensors.items()
+            for role in pattern.roles
+            for axis in role.axes
+            for term in axis.terms
+            if arch.space_of(term).name in spaces
+        }
+        biases = {bias for bias in map(arch.bias_of, weights) if bias}
+        norms = [n for n in arch.norms.values() if "ff0" in spaces and self._read_only_by(n, weights)]
+        return weights | biases | {t for n in norms for t in (n.gain, n.shift)}
+
+    def _read_only_by(self, norm: Norm, weights: set[str]) -> bool:
+        return all(reader.weight in weights for reader in self.arch.readers(norm.name))
+
+
+def symmetry(arch: Architecture) -> Symmetry:
+    """The whole symmetry of a bound architecture."""
+    groups = {name: group_of(space) for name, space in arch.spaces.items() if _in_use(arch, name)}
+    return Symmetry(arch, groups, coordinates(arch))
+
+
+def _in_use(arch: Architecture, space: str) -> bool:
+    return any(
+        arch.space_of(term).name == space
+        for pattern in arch.tensors.values()
+        for role in pattern.roles
+        for axis in role.axes
+        for term in axis.terms
+    )
+
+
+def group_of(space: Space | HeadSpace) -> Group:
+    """The group that acts on a space."""
+    if isinstance(space, HeadSpace):
+        return Heads(
+            space.n_kv_heads, space.group_size, _qk_group(space), GL(space.d_head), space.permutable
+        )
+    match space.kind:
+        case "fixed":
+            return Trivial(space.size)
+        case "orthogonal":
+            return Orthogonal(space.size)
+        case "orthogonal1":
+            return OrthogonalFixingOnes(space.size)
+        case "permutation":
+            return MonomialGroup(space.size)
+        case "permutation±":
+            return MonomialGroup(space.size, "global")
+        case "signed":
+            return MonomialGroup(space.size, "signs")
+        case "positive":
+            return MonomialGroup(space.size, "positive")
+        case "scaled":
+            return MonomialGroup(space.size, "nonzero")
+
+
+def _qk_group(space: HeadSpace) -> Group:
+    """Rotary columns leave H, the others GL: the paper's central claim, and both side by side where partial."""
+    rotary = RotaryCommutant(space.rotary, space.interleaved) if space.rotary else None
+    plain = GL(space.d_head - space.rotary) if space.rotary < space.d_head else None
+    if rotary and plain:
+        return Product((rotary, plain))
+    return rotary or plain  # type: ignore[return-value]

@@ -1,0 +1,65 @@
+"""Tensors computed on demand: a change to a few of them is a view over the rest, and nothing is copied.
+
+A whole transform is a short stack of views, so that a checkpoint larger than memory is rewritten one tensor at a
+time: asking for a tensor pulls just what it depends on through the stack.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+Change = Callable[[Tensors], Tensor]
+
+
+class View(Mapping[str, Tensor]):
+    """`base`, with some tensors replaced by functions of `base`."""
+
+    def __init__(self, base: Tensors, changes: Mapping[str, Change]) -> None:
+        self._base = base
+        self._changes = changes
+
+    def __getitem__(self, name: str) -> Tensor:
+        change = self._changes.get(name)
+        return self._base[name] if change is None else change(self._base)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+class Doubled(Mapping[str, Tensor]):
+    """The same tensors in float64, where all arithmetic on them happens; others (buffers) as they are."""
+
+    def __init__(self, base: Tensors) -> None:
+        self._base = base
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._base[name]
+        return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+def chain(*changes: Mapping[str, Change]) -> dict[str, Change]:
+    """Several sets of changes as one; where two touch the same tensor the later acts on what the earlier made.
+
+    Only for changes of which none reads what another one writes, except the tensor they share.
+    """
+    joined: dict[str, Change] = {}
+    for part in changes:
+        for name, change in part.items():
+            before = joined.get(name)
+            joined[name] = change if before is None else _then(name, before, change)
+    return joined
+
+
+def _then(name: str, first: Change, second: Change) -> Change:
+    return lambda tensors: second(View(tensors, {name: first}))

@@ -1,0 +1,183 @@
+"""A model as this project sees it: an architecture, and its tensors by full name, read when asked for."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, Names, describe
+from isobasin.checkpoint import Checkpoint, CheckpointWriter, open_checkpoint, output_dtype, with_dtype
+from isobasin.errors import CheckpointError
+from isobasin.views import Tensors
+
+
+@dataclass(frozen=True)
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a model by the names of its patterns. Immutable: what changes a model makes a new one.
+
+    `changed` names the tensors that are no longer bitwise those of the source, and `exact` says whether
+    changing them rounded nothing.
+    """
+
+    arch: Architecture
+    config: Mapping[str, Any]
+    names: Names
+    tensors: Tensors
+    dtypes: Mapping[str, torch.dtype]
+    path: Path | None = None
+    changed: frozenset[str] = field(default_factory=frozenset)
+    exact: bool = True
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arch.tensors)
+
+    def __len__(self) -> int:
+        return len(self.arch.tensors)
+
+    @property
+    def n_params(self) -> int:
+        """Weights of the model: tied ones once, buffers not at all."""
+        return sum(
+            torch.Size(self.arch.shapes[name]).numel()
+            for name, pattern in self.arch.tensors.items()
+            if not pattern.buffer
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest floating type among the weights."""
+        floating = {d for name, d in self.dtypes.items() if d.is_floating_point}
+        return max(floating, key=lambda d: torch.finfo(d).bits, default=torch.float32)
+
+    def output_dtypes(self, policy: str = "auto") -> dict[str, torch.dtype]:
+        """The type each tensor is written in: `keep`, a type's name, or `auto`.
+
+        `auto` keeps the types where nothing was rounded, and otherwise widens to at least float32: a rotated
+        bfloat16 weight stored as bfloat16 again is another function.
+        """
+        if policy == "auto":
+            policy = "keep" if self.exact or torch.finfo(self.dtype).bits >= 32 else "float32"
+        return {
+            name: dtype if self.arch.tensors[name].buffer else output_dtype(policy, dtype)
+            for name, dtype in self.dtypes.items()
+        }
+
+    def state_dict(self, policy: str = "auto") -> dict[str, Tensor]:
+        """Every tensor under its name on disk, in memory."""
+        dtypes = self.output_dtypes(policy)
+        found = {disk: self[name].to(dtypes[name]) for name, disk in self.names.on_disk.items()}
+        return found | {copy: found[self.names.on_disk[target]] for copy, target in self.names.copies.items()}
+
+    def save(
+        self,
+        out: str | Path,
+        *,
+        dtype: str = "auto",
+        force: bool = False,
+        max_shard_size: int | str = "5GB",
+    ) -> dict[str, torch.dtype]:
+        """Write a complete folder, one tensor in memory at a time; gives back the types that were written."""
+        dtypes = self.output_dtypes(dtype)
+        source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
+        infos = {disk: (dtypes[name], self.arch.shapes[name]) for disk, name in source.items()}
+        widest = max((d for d in dtypes.values() if d.is_floating_point), key=lambda d: torch.finfo(d).bits)
+        with CheckpointWriter(
+            out,
+            infos,
+            config=with_dtype(self.config, widest) if widest != self.dtype else dict(self.config),
+            companions=self.path,
+            inputs=[self.path] if self.path else [],
+            force=force,
+            max_shard_size=max_shard_size,
+        ) as writer:
+            for disk in writer.order:
+                name = source[disk]
+                finite = not self.arch.tensors[name].buffer
+                writer.write(disk, self[name].to(dtypes[name]).contiguous(), finite=finite)
+        return dtypes
+
+
+class _ByName(Mapping[str, Tensor]):
+    """A source of tensors under the names of the patterns; ties are checked where they are read."""
+
+    def __init__(self, source: Tensors, arch: Architecture, names: Names) -> None:
+        self._source, self._arch, self._names = source, arch, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        disk = self._names.on_disk[name]
+        if isinstance(self._source, Checkpoint):
+            tensor = self._source.read(disk, finite=not self._arch.tensors[name].buffer)
+        else:
+            tensor = self._source[disk]
+        for copy, target in self._names.copies.items():
+            if target == name and not torch.equal(self._source[copy], tensor):
+                raise CheckpointError(
+                    f"{copy}: config.json ties it to {disk}, but the two differ; "
+                    "set tie_word_embeddings to false, or remove one of them"
+                )
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names.on_disk)
+
+    def __len__(self) -> int:
+        return len(self._names.on_disk)
+
+
+@runtime_checkable
+class _Pretrained(Protocol):
+    config: Any
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+
+def load(
+    source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapping[str, Any] | None = None
+) -> Weights:
+    """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
+
+    >>> load("runs/seed0").arch.family  # doctest: +SKIP
+    'llama'
+    """
+    if isinstance(source, str | Path):
+        checkpoint = open_checkpoint(source)
+        infos = checkpoint.infos
+        return _weights(
+            checkpoint,
+            checkpoint.config,
+            {name: info.shape for name, info in infos.items()},
+            {name: info.dtype for name, info in infos.items()},
+            checkpoint.path,
+        )
+    if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
+        tensors: Tensors = source.state_dict()
+        config = config or source.config.to_dict()
+    else:
+        tensors = source
+    if config is None:
+        raise CheckpointError("a state dict needs its config beside it: load(tensors, config)")
+    return _weights(
+        tensors,
+        config,
+        {name: tuple(t.shape) for name, t in tensors.items()},
+        {name: t.dtype for name, t in tensors.items()},
+        None,
+    )
+
+
+def _weights(
+    tensors: Tensors,
+    config: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, torch.dtype],
+    path: Path | None,
+) -> Weights:
+    arch, names = describe(config, shapes)
+    by_name = {name: dtypes[disk] for name, disk in names.on_disk.items()}
+    return Weights(arch, dict(config), names, _ByName(tensors, arch, names), by_name, path)
