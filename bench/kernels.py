@@ -62,13 +62,9 @@ def bench_linear(kind: str, h: int, d: int, n: int) -> None:
         print(f"  recipe, rate {rate:g}: {took:.1f} s, {reached} of {h} heads within {CLOSE:g}", flush=True)
         best = max(best, (reached, -took, rate))
     reached, minus, rate = best
-    words = (
-        f"rate {rate:g}" if reached == h else f"at least: no rate brought all heads there, the best {reached}"
-    )
+    words = f"rate {rate:g}" if reached == h else f"at least: no rate brought all heads there, the best {reached}"
     row(f"GL, {kind}, h={h} d={d} n={n}", time_ours, -minus, -minus / time_ours, words)
-    print(
-        f"  ours: {int(ours.steps.max())} steps at most, converged: {bool(ours.converged.all())}", flush=True
-    )
+    print(f"  ours: {int(ours.steps.max())} steps at most, converged: {bool(ours.converged.all())}", flush=True)
 
 
 def run_recipe(heads: list[Tensor], rate: float, goal: Tensor, limit: float) -> tuple[int, float]:
@@ -84,9 +80,7 @@ def run_recipe(heads: list[Tensor], rate: float, goal: Tensor, limit: float) -> 
 
 
 def bench_rotary(pairs: int, sample: int) -> None:
-    q_a, k_a, q_b, k_b = (
-        torch.complex(normal(pairs, 64, seed=i), normal(pairs, 64, seed=9 + i)) for i in range(4)
-    )
+    q_a, k_a, q_b, k_b = (torch.complex(normal(pairs, 64, seed=i), normal(pairs, 64, seed=9 + i)) for i in range(4))
     q_b, k_b = q_a * (1 + 1j) + q_b, k_a * (0.5 + 0.5j) + k_b
     square = [x.abs().square().sum(-1) for x in (q_b, k_b)]
     constants = square[0], square[1], (q_a.conj() * q_b).sum(-1), (k_a.conj() * k_b).sum(-1)
@@ -106,9 +100,8 @@ def bench_stage_one(h: int, d: int, n: int) -> None:
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     inputs = sum(x.numel() * 4 for x in heads) / 2**20
     print(f"Stage 1, h={h} d={d} n={n}: {took:.1f} s, peak resident {after / 1024:.0f} MB in all")
-    print(
-        f"  (its Q and K of A and B are {inputs:.0f} MB of it; the peak rose by {(after - before) / 1024:.0f} MB)"
-    )
+    risen = (after - before) / 1024
+    print(f"  ({inputs:.0f} MB are Q and K of A and B in float32; the peak rose by {risen:.0f} MB)")
 
 
 def row(name: str, ours: float, recipe: float, ratio: float, words: str) -> None:

@@ -144,9 +144,7 @@ def _turn(params: dict[str, torch.Tensor], pair: tuple[int, int], u: complex) ->
     return params | {"q": q, "k": k}
 
 
-@pytest.mark.parametrize(
-    ("layout", "own", "other"), [("half", (1, 3), (2, 3)), ("interleaved", (2, 3), (1, 3))]
-)
+@pytest.mark.parametrize(("layout", "own", "other"), [("half", (1, 3), (2, 3)), ("interleaved", (2, 3), (1, 3))])
 def test_a_rotary_pair_turns_freely_in_its_own_layout_only(
     layout: str, own: tuple[int, int], other: tuple[int, int]
 ) -> None:
@@ -231,9 +229,7 @@ def test_a_small_block_keeps_the_grouping(heads: tuple[int, int], small: tuple[i
     ("rotary_dims", "d_head", "expected"),
     [(None, 128, None), (128, 128, 8), (32, 128, 2), (64, 128, 4), (120, 128, 6), (2, 128, 2), (2, 6, 2)],
 )
-def test_a_small_block_keeps_the_rotary_share(
-    rotary_dims: int | None, d_head: int, expected: int | None
-) -> None:
+def test_a_small_block_keeps_the_rotary_share(rotary_dims: int | None, d_head: int, expected: int | None) -> None:
     block = small_block(n_heads=2, n_kv_heads=2, d_head=d_head, positions="rope", rotary_dims=rotary_dims)
     assert block.rotary_dims == expected
 

@@ -140,9 +140,7 @@ def test_the_sources_were_read() -> None:
 
 def test_no_source_file_is_over_400_lines() -> None:
     lengths = {
-        relative(path): len(path.read_text("utf-8").splitlines())
-        for path in SOURCES
-        if ROOT / "src" in path.parents
+        relative(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES if ROOT / "src" in path.parents
     }
     assert max(lengths.values()) > 20, "nothing was measured"
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}

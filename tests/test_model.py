@@ -155,9 +155,7 @@ def _reference_one(c: ModelConfig, w: dict, x: np.ndarray, mask: np.ndarray) -> 
     def rotated(x):  # (T, d_head), as complex numbers
         r = c.rotary_dims
         half = c.rotary_layout == "half"
-        first, second = (
-            (np.arange(r // 2), np.arange(r // 2, r)) if half else (np.arange(0, r, 2), np.arange(1, r, 2))
-        )
+        first, second = (np.arange(r // 2), np.arange(r // 2, r)) if half else (np.arange(0, r, 2), np.arange(1, r, 2))
         theta = c.rope_theta ** (-2 * np.arange(r // 2) / r)
         z = (x[:, first] + 1j * x[:, second]) * np.exp(1j * np.outer(np.arange(len(x)), theta))
         x = x.copy()
@@ -249,9 +247,7 @@ def test_causal_is_causal(positions, masked):
 
 @pytest.mark.parametrize("n_kv_heads", [1, 3])
 def test_grouped_queries_are_repeated_kv_heads(n_kv_heads):
-    config = ModelConfig.preset(
-        "bert", positions="rope", **(TOKENS | {"n_heads": 6, "n_kv_heads": n_kv_heads})
-    )
+    config = ModelConfig.preset("bert", positions="rope", **(TOKENS | {"n_heads": 6, "n_kv_heads": n_kv_heads}))
     grouped = generic(config)
     full = Transformer(dataclasses.replace(config, n_kv_heads=6)).double()
 

@@ -77,9 +77,7 @@ def parts(name: str, tensor: Tensor, config: dict[str, Any]) -> Iterator[tuple[s
         turned = column % d_head < d_head * config["rope_parameters"]["partial_rotary_factor"]
         key = masks.pop("key")
         masks |= {"key, turned": key & turned, "key, unturned": key & ~turned}
-        masks = {
-            label: mask.view(-1, *[1] * (tensor.ndim - 1)) for label, mask in masks.items() if mask.any()
-        }
+        masks = {label: mask.view(-1, *[1] * (tensor.ndim - 1)) for label, mask in masks.items() if mask.any()}
     else:
         masks = {"": torch.tensor(True)}
     for label, mask in masks.items():
@@ -128,9 +126,7 @@ def test_every_parameter_matters(name: str, n_free: int, read: Read) -> None:
             moved[label] = distance(after, before)
     # Of two biases only one is dead, and only where both are there: tied, it is the one that counts.
     tied = "cls.predictions.decoder.bias" not in tensors
-    free = {
-        label for label in moved if FREE.fullmatch(label) and not (tied and label == "cls.predictions.bias")
-    }
+    free = {label for label in moved if FREE.fullmatch(label) and not (tied and label == "cls.predictions.bias")}
     assert len(free) == n_free
     assert {label: move for label, move in moved.items() if label in free and move > EXACT} == {}
     assert {label: move for label, move in moved.items() if label not in free and move < SEEN} == {}
@@ -240,9 +236,7 @@ def test_older_spellings_of_rotary_settings(name: str, older: Any, word: str, tm
     assert distance(oracle.forward(tensors, config, case.inputs(0)), said) > SEEN
 
 
-def slopes(
-    function: Callable[[dict[str, Tensor]], Tensor], tensors: dict[str, Tensor]
-) -> tuple[Tensor, Tensor]:
+def slopes(function: Callable[[dict[str, Tensor]], Tensor], tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The derivative in one direction, from a step of 1e-4 and from one that float32 can not see, 1e-9."""
     generator = torch.Generator().manual_seed(0)
     way = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
@@ -286,9 +280,7 @@ HEADS = [
 
 @pytest.mark.parametrize(("name", "own", "shared"), HEADS)
 @pytest.mark.parametrize("stretch", [1.0, 1.5])
-def test_a_tied_file_with_a_head_of_its_own(
-    name: str, own: str, shared: str, stretch: float, tmp_path: Path
-) -> None:
+def test_a_tied_file_with_a_head_of_its_own(name: str, own: str, shared: str, stretch: float, tmp_path: Path) -> None:
     """Older files hold the tied tensor twice; where the two differ transformers takes the head's own."""
     case = tiny.case(name)
     tiny.save(case, tmp_path, legacy_bin=True)
@@ -369,9 +361,7 @@ def test_buffers_of_older_files_are_harmless(name: str, tmp_path: Path) -> None:
         ({"model.norm.weight": torch.ones(7)}, "mismatched .*model.norm.weight"),
     ],
 )
-def test_load_refuses_what_does_not_fit(
-    changes: dict[str, Tensor | None], complaint: str, tmp_path: Path
-) -> None:
+def test_load_refuses_what_does_not_fit(changes: dict[str, Tensor | None], complaint: str, tmp_path: Path) -> None:
     tiny.save(tiny.case("llama-untied"), tmp_path, legacy_bin=True)
     tensors, _ = tiny.read(tmp_path)
     kept = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
@@ -383,9 +373,7 @@ def test_load_refuses_what_does_not_fit(
 @pytest.mark.parametrize("legacy_bin", [False, True])
 @pytest.mark.parametrize("max_shard_size", [None, 10_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_way_to_save(
-    legacy_bin: bool, max_shard_size: int | None, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_every_way_to_save(legacy_bin: bool, max_shard_size: int | None, dtype: torch.dtype, tmp_path: Path) -> None:
     case = tiny.case("gpt2-lm-untied")
     tiny.save(case, tmp_path, seed=3, dtype=dtype, max_shard_size=max_shard_size, legacy_bin=legacy_bin)
     files = list(tmp_path.glob("*.bin" if legacy_bin else "*.safetensors"))

@@ -144,9 +144,7 @@ def load(folder: Path, *, dtype: torch.dtype = torch.float32) -> "PreTrainedMode
     tensors, config = read(folder)
     name = config["architectures"][0]
     # config.json does not say whether a bare model has a pooler: the tensors do.
-    bare = (
-        {"add_pooling_layer": "pooler.dense.weight" in tensors} if name in ("BertModel", "ViTModel") else {}
-    )
+    bare = {"add_pooling_layer": "pooler.dense.weight" in tensors} if name in ("BertModel", "ViTModel") else {}
     model, report = _class(name).from_pretrained(
         folder,
         local_files_only=True,
@@ -158,9 +156,7 @@ def load(folder: Path, *, dtype: torch.dtype = torch.float32) -> "PreTrainedMode
     )
     unexpected = [key for key in report["unexpected_keys"] if not HARMLESS.fullmatch(key)]
     problems = (report["missing_keys"], unexpected, report["mismatched_keys"], report["error_msgs"])
-    assert not any(problems), "{}: missing {}, unexpected {}, mismatched {}, errors {}".format(
-        name, *problems
-    )
+    assert not any(problems), "{}: missing {}, unexpected {}, mismatched {}, errors {}".format(name, *problems)
     return model.eval()
 
 
@@ -247,9 +243,7 @@ def _build(
 ) -> "PreTrainedModel":
     config_class, defaults = _FAMILIES[family]
     settings = _class(config_class)(**(defaults | config))
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # transformers' own initialisation draws from the global generator
+    with torch.random.fork_rng(devices=[]):  # transformers' own initialisation draws from the global generator
         fresh = _class(model)._from_config(settings, attn_implementation="eager", **options)
     return randomize(fresh, crc32(f"{name} {seed}".encode()), signs=signs).eval()
 

@@ -49,9 +49,7 @@ class Action:
         blocks = tensor.split(sizes, dim=axis)
         return torch.cat([b if g is None else g.act(b, axis) for g, b in zip(actions, blocks)], dim=axis)
 
-    def _act_inside_heads(
-        self, tensor: Tensor, axis: int, words: Axis, actions: list[Element | None]
-    ) -> Tensor:
+    def _act_inside_heads(self, tensor: Tensor, axis: int, words: Axis, actions: list[Element | None]) -> Tensor:
         """(heads × blocks × d) on one axis: gather each block over the heads, act, and put it back."""
         space = self.arch.space_of(words.terms[0])
         assert isinstance(space, HeadSpace)

@@ -72,9 +72,7 @@ class AttentionBlock:
         x = torch.randn(shape, generator=generator, dtype=torch.float64)
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
-    def forward(
-        self, params: Parameters, x: Float[Tensor, "token d_model"]
-    ) -> Float[Tensor, "token d_model"]:
+    def forward(self, params: Parameters, x: Float[Tensor, "token d_model"]) -> Float[Tensor, "token d_model"]:
         """The output of the block for one sequence."""
         group = self.n_heads // self.n_kv_heads
         q, k, v = (_project(params, name, x) for name in "qkv")
@@ -113,9 +111,7 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tens
     return torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(fan_in)
 
 
-def _project(
-    params: Parameters, name: str, x: Float[Tensor, "token d_model"]
-) -> Float[Tensor, "head token d_head"]:
+def _project(params: Parameters, name: str, x: Float[Tensor, "token d_model"]) -> Float[Tensor, "head token d_head"]:
     y = torch.einsum("td,hde->hte", x, params[name])
     return y + params[f"{name}_bias"] if f"{name}_bias" in params else y
 
@@ -127,9 +123,7 @@ def _rms(y: Float[Tensor, "head token d_head"]) -> Float[Tensor, "head token d_h
 def _rotate(y: Float[Tensor, "head token d_head"], r: int, layout: str) -> Float[Tensor, "head token d_head"]:
     """Turn pair j of token m by the angle m·θ_j; pairs are (j, j + r/2) or (2j, 2j + 1)."""
     columns = torch.arange(y.shape[-1])
-    first, second = (
-        (columns[: r // 2], columns[r // 2 : r]) if layout == "half" else (columns[:r:2], columns[1:r:2])
-    )
+    first, second = (columns[: r // 2], columns[r // 2 : r]) if layout == "half" else (columns[:r:2], columns[1:r:2])
     theta = ROPE_BASE ** (-torch.arange(r // 2, dtype=y.dtype) / (r // 2))
     angle = torch.arange(y.shape[-2], dtype=y.dtype)[:, None] * theta
     a, b = y[..., first], y[..., second]
@@ -138,9 +132,7 @@ def _rotate(y: Float[Tensor, "head token d_head"], r: int, layout: str) -> Float
     return torch.cat(turned, dim=-1)[..., back]
 
 
-def _position_scores(
-    block: AttentionBlock, params: Parameters, n_tokens: int
-) -> Float[Tensor, "#head token token"]:
+def _position_scores(block: AttentionBlock, params: Parameters, n_tokens: int) -> Float[Tensor, "#head token token"]:
     """What is added to the scores of query m and key n because of m − n alone."""
     token = torch.arange(n_tokens)
     offset = token[:, None] - token
@@ -187,8 +179,7 @@ def _refuse_bad_positions(block: AttentionBlock) -> None:
         )
     if block.layout not in LAYOUTS:
         raise ArchitectureError(
-            f"attention block has rotary layout {block.layout!r}, expected one of "
-            f"{', '.join(LAYOUTS)}; correct layout"
+            f"attention block has rotary layout {block.layout!r}, expected one of {', '.join(LAYOUTS)}; correct layout"
         )
     if block.positions != "rope" and block.rotary_dims is not None:
         raise ArchitectureError(

@@ -27,7 +27,7 @@ class Symmetry:
     """All changes of a model's weights, of this scope, that leave its function as it is.
 
     >>> print(symmetry(load("runs/seed0").arch))  # doctest: +SKIP
-    O(256) × 6·[S8 ≀ (H32 × GL32)] × 6·[ℝ*≀S1024], dimension 89,472 + 3,328 free directions
+    O(256) × 6·[S8 ≀ (H32 × GL32)] × 6·ℝ*≀S1024, dimension 89,472 + 3,328 free directions
     """
 
     arch: Architecture
@@ -51,7 +51,7 @@ class Symmetry:
     def formula(self) -> str:
         """The product of the groups, equal factors counted: `O(256) × 6·[S8 ≀ (H32 × GL32)]`."""
         counted = Counter(str(group) for group in self.groups.values())
-        terms = [f"{n}·[{text}]" if n > 1 else text for text, n in counted.items() if text != "1"]
+        terms = [_times(n, text) for text, n in counted.items() if text != "1"]
         return " × ".join(terms) or "1"
 
     def __str__(self) -> str:
@@ -101,6 +101,12 @@ def symmetry(arch: Architecture) -> Symmetry:
     return Symmetry(arch, groups, coordinates(arch))
 
 
+def _times(n: int, text: str) -> str:
+    if n == 1:
+        return text
+    return f"{n}·[{text}]" if " " in text else f"{n}·{text}"
+
+
 def _in_use(arch: Architecture, space: str) -> bool:
     return any(
         arch.space_of(term).name == space
@@ -111,12 +117,14 @@ def _in_use(arch: Architecture, space: str) -> bool:
     )
 
 
+def heads_group(space: HeadSpace) -> Heads:
+    return Heads(space.n_kv_heads, space.group_size, _qk_group(space), GL(space.d_head), space.permutable)
+
+
 def group_of(space: Space | HeadSpace) -> Group:
     """The group that acts on a space."""
     if isinstance(space, HeadSpace):
-        return Heads(
-            space.n_kv_heads, space.group_size, _qk_group(space), GL(space.d_head), space.permutable
-        )
+        return heads_group(space)
     match space.kind:
         case "fixed":
             return Trivial(space.size)

@@ -50,12 +50,12 @@ class Transform:
         """Whether applying it to weights stored in this type rounds nothing; a float64 store rounds at 1e-16."""
         return self.exact or (dtype == torch.float64 and not self.elements and not self.gauge)
 
-    def apply(self, weights: Weights) -> Weights:
+    def apply(self, weights: Weights, *, device: torch.device | None = None) -> Weights:
         """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched."""
         whole = symmetry(weights.arch)
         self.check(whole, weights)
         stages = self._stages(whole, weights.arch)
-        tensors: Tensors = Doubled(weights)
+        tensors: Tensors = Doubled(weights, device)
         for stage in stages:
             tensors = View(tensors, stage)
         changed = frozenset(name for stage in stages for name in stage)
@@ -71,9 +71,7 @@ class Transform:
         chosen = [whole.coordinates[name] for name in self.gauge]
         norms = [c for c in chosen if isinstance(c, NormCoordinate)]
         fold = chain(*(c.set(c.canonical(self.gauge[c.name].after)) for c in norms))
-        dress = [
-            chain(*(c.set(self.gauge[c.name].after) for c in chosen if c.stage == stage)) for stage in Stage
-        ]
+        dress = [chain(*(c.set(self.gauge[c.name].after) for c in chosen if c.stage == stage)) for stage in Stage]
         stages = [fold, Action(arch, self.elements).changes(), *dress]
         return [stage for stage in stages if stage]
 
@@ -132,14 +130,10 @@ class Transform:
         gauge: dict[str, Value] = {}
         for name in [*first.gauge, *(n for n in self.gauge if n not in first.gauge)]:
             before = (
-                first.gauge[name].before
-                if name in first.gauge
-                else free[name].carried(self.gauge[name].before, back)
+                first.gauge[name].before if name in first.gauge else free[name].carried(self.gauge[name].before, back)
             )
             after = (
-                self.gauge[name].after
-                if name in self.gauge
-                else free[name].carried(first.gauge[name].after, onward)
+                self.gauge[name].after if name in self.gauge else free[name].carried(first.gauge[name].after, onward)
             )
             gauge[name] = Value(before, after)
         return replace(self, elements=elements, gauge=gauge)

@@ -34,12 +34,13 @@ class View(Mapping[str, Tensor]):
 class Doubled(Mapping[str, Tensor]):
     """The same tensors in float64, where all arithmetic on them happens; others (buffers) as they are."""
 
-    def __init__(self, base: Tensors) -> None:
+    def __init__(self, base: Tensors, device: torch.device | None = None) -> None:
         self._base = base
+        self._device = device
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._base[name]
-        return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+        return tensor.to(self._device, torch.float64) if tensor.is_floating_point() else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)

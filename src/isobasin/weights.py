@@ -1,6 +1,6 @@
 """A model as this project sees it: an architecture, and its tensors by full name, read when asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -81,8 +81,12 @@ class Weights(Mapping[str, Tensor]):
         dtype: str = "auto",
         force: bool = False,
         max_shard_size: int | str = "5GB",
+        watch: Callable[[str, Tensor], None] | None = None,
     ) -> dict[str, torch.dtype]:
-        """Write a complete folder, one tensor in memory at a time; gives back the types that were written."""
+        """Write a complete folder, one tensor in memory at a time; gives back the types that were written.
+
+        `watch` is shown every tensor, by the name of its pattern, as it is written.
+        """
         dtypes = self.output_dtypes(dtype)
         source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
         infos = {disk: (dtypes[name], self.arch.shapes[name]) for disk, name in source.items()}
@@ -98,8 +102,10 @@ class Weights(Mapping[str, Tensor]):
         ) as writer:
             for disk in writer.order:
                 name = source[disk]
-                finite = not self.arch.tensors[name].buffer
-                writer.write(disk, self[name].to(dtypes[name]).contiguous(), finite=finite)
+                tensor = self[name].to(dtypes[name]).cpu().contiguous()
+                writer.write(disk, tensor, finite=not self.arch.tensors[name].buffer)
+                if watch:
+                    watch(name, tensor)
         return dtypes
 
 
@@ -137,9 +143,7 @@ class _Pretrained(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
 
-def load(
-    source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapping[str, Any] | None = None
-) -> Weights:
+def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapping[str, Any] | None = None) -> Weights:
     """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
 
     >>> load("runs/seed0").arch.family  # doctest: +SKIP

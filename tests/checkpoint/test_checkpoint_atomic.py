@@ -186,9 +186,7 @@ with CheckpointWriter(sys.argv[1], infos, config={}) as writer:
 
 def test_what_a_killed_run_leaves_the_next_removes_but_not_what_a_live_one_uses(tmp_path):
     out = tmp_path / "out"
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(out)], stdout=subprocess.PIPE, text=True
-    ) as child:
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(out)], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout.readline() == "half\n"
             (left,) = temporary(tmp_path)

@@ -103,9 +103,7 @@ def test_what_is_accepted_after_random_damage_the_reference_accepts(sound_file, 
     content = bytearray(sound_file.read_bytes())
     text_end = 8 + int.from_bytes(content[:8], "little")
     for _ in range(data.draw(st.integers(1, 3))):
-        content[data.draw(st.integers(0, text_end - 1))] = data.draw(
-            st.sampled_from(b'{}[]",:0123459 FIB\x00\xff')
-        )
+        content[data.draw(st.integers(0, text_end - 1))] = data.draw(st.sampled_from(b'{}[]",:0123459 FIB\x00\xff'))
     damaged = sound_file.with_name("damaged.safetensors")
     damaged.write_bytes(content)
     try:

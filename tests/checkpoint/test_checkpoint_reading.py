@@ -177,9 +177,7 @@ def test_values_that_are_no_numbers(tmp_path, monkeypatch, dtype, value, place):
 
 def test_rows(tmp_path):
     tensor = torch.arange(24, dtype=torch.bfloat16).reshape(6, 2, 2)
-    found = open_checkpoint(
-        make_folder(tmp_path / "m", {"pad": torch.ones(3), "w": tensor, "s": torch.ones(())})
-    )
+    found = open_checkpoint(make_folder(tmp_path / "m", {"pad": torch.ones(3), "w": tensor, "s": torch.ones(())}))
     assert same_bits(found.rows("w", 2, 5), tensor[2:5])
     assert same_bits(found.rows("w", 6, 6), tensor[6:])
     for name, start, stop in [("w", 0, 7), ("w", -1, 2), ("w", 3, 2), ("s", 0, 1)]:

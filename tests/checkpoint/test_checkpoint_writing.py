@@ -71,10 +71,7 @@ def test_sharded_equals_single(tmp_path):
 def test_any_sizes_any_shards_any_order(tmp_path_factory, sizes, max_size, seed):
     generator = torch.Generator().manual_seed(seed)
     dtypes = (torch.float32, torch.bfloat16, torch.float64)
-    tensors = {
-        f"t{i}": torch.randn(n, 2, generator=generator).to(dtypes[(i + seed) % 3])
-        for i, n in enumerate(sizes)
-    }
+    tensors = {f"t{i}": torch.randn(n, 2, generator=generator).to(dtypes[(i + seed) % 3]) for i, n in enumerate(sizes)}
     out = tmp_path_factory.mktemp("any") / "out"
     with CheckpointWriter(out, infos_of(tensors), config=CONFIG, max_shard_size=max_size) as writer:
         shuffled = torch.randperm(len(sizes), generator=generator).tolist()

@@ -96,9 +96,7 @@ def test_complete_cost_sees_what_rotation_sees_and_no_more() -> None:
     # the trap: equal Q Kᵀ, another function
     moved = linear_move(qb, kb, seed=9)
     assert not torch.allclose(complete_cost(qa, ka, *moved, layout="half"), before, rtol=1e-2)
-    assert torch.allclose(
-        product_cost(qb, kb, *moved).diagonal(), torch.zeros(3, dtype=torch.float64), atol=1e-8
-    )
+    assert torch.allclose(product_cost(qb, kb, *moved).diagonal(), torch.zeros(3, dtype=torch.float64), atol=1e-8)
     assert complete_cost(qb, kb, *moved, layout="half").diagonal().min() > 1.0
 
 
@@ -114,9 +112,7 @@ def test_singular_values_bound_the_product_from_below() -> None:
 def test_cosine_ignores_size_and_zero_heads_are_at_one() -> None:
     qa, ka, qb, kb = heads()
     assert torch.allclose(cosine_cost(qa, ka, 5 * qb, kb), cosine_cost(qa, ka, qb, kb))
-    assert torch.allclose(
-        cosine_cost(qa, ka, qa, ka).diagonal(), torch.zeros(3, dtype=torch.float64), atol=1e-12
-    )
+    assert torch.allclose(cosine_cost(qa, ka, qa, ka).diagonal(), torch.zeros(3, dtype=torch.float64), atol=1e-12)
     assert torch.equal(cosine_cost(qa, ka, 0 * qb, kb), torch.ones(3, 3, dtype=torch.float64))
 
 

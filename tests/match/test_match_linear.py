@@ -51,9 +51,7 @@ def test_batch_shape_is_kept_and_heads_do_not_mix() -> None:
     heads = [x.reshape(2, 3, 9, 4) for x in pair("noise", 6, 9, 4, seed=3)]
     found = align_linear(head_grams(*heads))
     assert found.u.shape == (2, 3, 4, 4)
-    assert (
-        found.objective.shape == found.steps.shape == found.condition.shape == found.deficient.shape == (2, 3)
-    )
+    assert found.objective.shape == found.steps.shape == found.condition.shape == found.deficient.shape == (2, 3)
     alone = align_linear(head_grams(*(x[1, 2] for x in heads)))
     assert torch.allclose(alone.objective, found.objective[1, 2], rtol=1e-12)
     assert not torch.allclose(alone.objective, found.objective[1, 1], rtol=1e-6)

@@ -120,9 +120,7 @@ def test_the_factor_is_two_and_not_four() -> None:
 )
 def test_planted_elements_come_back_in_either_layout(shape, d: int, pairs: int, layout, seed: int) -> None:
     qa, ka = complex_normal(*shape, d, pairs, seed=seed), complex_normal(*shape, d, pairs, seed=seed + 1)
-    u = torch.polar(
-        normal(*shape, pairs, seed=seed + 2).clamp(-1, 1).exp(), normal(*shape, pairs, seed=seed + 3)
-    )
+    u = torch.polar(normal(*shape, pairs, seed=seed + 2).clamp(-1, 1).exp(), normal(*shape, pairs, seed=seed + 3))
     heads = [qa, ka, qa * u.unsqueeze(-2), ka / u.unsqueeze(-2).conj()]
     constants = pair_constants(*(columns(x, layout) for x in heads), layout=layout)
     found = align_rotary(constants.eta_q, constants.eta_k, constants.gamma_q, constants.gamma_k)
@@ -144,9 +142,9 @@ def test_constants_and_objective_are_the_distance_between_matrices() -> None:
     constants = pair_constants(*heads, layout="half")
     u = complex_normal(2, 3, seed=9)
     qa, ka, qb, kb = (complex_pairs(x, "half") for x in heads)
-    direct = (qa - qb * u.unsqueeze(-2)).abs().square().sum(-2) + (
-        ka - kb / u.unsqueeze(-2).conj()
-    ).abs().square().sum(-2)
+    direct = (qa - qb * u.unsqueeze(-2)).abs().square().sum(-2) + (ka - kb / u.unsqueeze(-2).conj()).abs().square().sum(
+        -2
+    )
     assert torch.allclose(direct, objective(u, constants))
     assert not torch.allclose(direct, objective(u, pair_constants(*heads, layout="interleaved")))
 

@@ -205,7 +205,7 @@ class Architecture:
                     "complete the folder or correct the config"
                 )
         present = {name: pattern for name, pattern in self.tensors.items() if name in shapes}
-        sums = tuple(s for s in map(lambda s: _present(s, present), self.sums) if s is not None)
+        sums = tuple(s for s in (_present(s, present) for s in self.sums) if s is not None)
         return replace(self, tensors=present, sums=sums, shapes=dict(shapes))
 
     def _check_shape(self, name: str, pattern: Pattern, shape: tuple[int, ...]) -> None:
@@ -281,10 +281,9 @@ def build(
     table = {s.name: s for s in spaces}
     every: dict[str, Space | HeadSpace] = {k: s for k, s in table.items() if "{i}" not in k}
     for i in range(n):
-        every |= {
-            s.name.format(i=i): replace(s, name=s.name.format(i=i)) for s in spaces if "{i}" in s.name
-        }
         every[f"heads{i}"] = replace(heads, name=f"heads{i}")
+    for i in range(n):
+        every |= {s.name.format(i=i): replace(s, name=s.name.format(i=i)) for s in spaces if "{i}" in s.name}
     parsed = {name: _norm(name, text) for name, text in per_layer(norms, n).items()}
     patterns: dict[str, Pattern] = {}
     for module, text in per_layer(modules, n).items():
@@ -317,7 +316,7 @@ def _norm(name: str, text: str) -> Norm:
         raise ArchitectureError(
             f"norm {name}: {text!r} is not layer(space, module), rms(space, module), …, skip=module) or …, exposed)"
         )
-    kind = "layer" if found[1] == "layer" else "rms"
+    kind: Literal["layer", "rms"] = "layer" if found[1] == "layer" else "rms"
     return Norm(name, kind, found[2].strip(), found[3].strip(), found[5], found[4] == "exposed")
 
 
@@ -345,10 +344,10 @@ def _validate(arch: Architecture, heads: HeadSpace) -> None:
                         f"{name}: tied in two roles on {space.name}, whose group is not self-dual; untie it"
                     )
     for norm in arch.norms.values():
-        space = arch.spaces.get(norm.space)
-        if not isinstance(space, Space):
+        place = arch.spaces.get(norm.space)
+        if not isinstance(place, Space):
             raise ArchitectureError(f"norm {norm.name}: {norm.space!r} is not a space of this family")
-        if space.kind in ROTATED and not gain_is_free(arch, norm):
+        if place.kind in ROTATED and not gain_is_free(arch, norm):
             raise ArchitectureError(
                 f"norm {norm.name} ({norm.module}): its gain can not be folded, so {norm.space} can not rotate; "
                 "declare a permutation kind"
@@ -370,6 +369,4 @@ def _check_term(arch: Architecture, name: str, term: Term) -> None:
 def gain_is_free(arch: Architecture, norm: Norm) -> bool:
     """A gain folds into its readers if they are all there is: no skip path, no second role, no output."""
     readers = arch.readers(norm.name)
-    return (
-        not norm.skip and not norm.exposed and bool(readers) and not any(arch.tied(r.weight) for r in readers)
-    )
+    return not norm.skip and not norm.exposed and bool(readers) and not any(arch.tied(r.weight) for r in readers)

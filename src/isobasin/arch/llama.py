@@ -12,9 +12,7 @@ def llama(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
     d_head, d_ff, vocab = c.d_head(n_heads, d), c.size("intermediate_size"), c.size("vocab_size")
-    sizes = Sizes(
-        c.size("num_hidden_layers"), n_heads, c.size("num_key_value_heads", n_heads), d, d_head, d_ff
-    )
+    sizes = Sizes(c.size("num_hidden_layers"), n_heads, c.size("num_key_value_heads", n_heads), d, d_head, d_ff)
     head = c.architecture.partition("For")[2]
     bare = c.architecture.endswith("Model")
     tied = c.flag("tie_word_embeddings", False) and head in ("CausalLM", "")

@@ -74,9 +74,7 @@ class Names:
     copies: Mapping[str, str]
 
 
-def describe(
-    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[Architecture, Names]:
+def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Architecture, Names]:
     """The architecture of a checkpoint, bound to its tensors, and where they lie."""
     family = family_of(config)
     arch = family.describe(config)

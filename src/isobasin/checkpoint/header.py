@@ -120,9 +120,7 @@ def _info(name: str, entry: dict[str, Any], file: Path, start: int) -> TensorInf
         raise _damaged(file, f"gives tensor {name!r} the shape {shape!r:.80}, expected a list of sizes")
     info = TensorInfo(SAFETENSORS_DTYPES[found], tuple(shape), file, start + begin)
     if info.nbytes != end - begin:
-        raise _damaged(
-            file, f"gives tensor {name!r} {end - begin} bytes, but {found} of {shape} needs {info.nbytes}"
-        )
+        raise _damaged(file, f"gives tensor {name!r} {end - begin} bytes, but {found} of {shape} needs {info.nbytes}")
     return info
 
 

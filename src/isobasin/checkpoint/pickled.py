@@ -24,8 +24,7 @@ class PickledFiles:
 
     def infos(self, file: Path) -> dict[str, TensorInfo]:
         return {
-            name: TensorInfo(tensor.dtype, tuple(tensor.shape), file)
-            for name, tensor in self.tensors(file).items()
+            name: TensorInfo(tensor.dtype, tuple(tensor.shape), file) for name, tensor in self.tensors(file).items()
         }
 
     def tensors(self, file: Path) -> dict[str, torch.Tensor]:
@@ -65,9 +64,7 @@ def _reason(error: Exception) -> str:
 
 def _checked(name: object, value: object, file: Path, size: int) -> torch.Tensor:
     if not isinstance(name, str):
-        raise CheckpointError(
-            f"{file} has a key {name!r:.80}, expected names of tensors: is it a state dict?"
-        )
+        raise CheckpointError(f"{file} has a key {name!r:.80}, expected names of tensors: is it a state dict?")
     check_name(name, file)
     # Exactly these types: a subclass could bring its own behaviour along.
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -78,9 +75,7 @@ def _checked(name: object, value: object, file: Path, size: int) -> torch.Tensor
     if value.is_quantized or value.dtype not in SAFETENSORS_NAMES:
         raise CheckpointError(f"tensor {name!r} in {file} {dtype_problem(str(value.dtype))}")
     if value.layout is not torch.strided or value.device.type != "cpu":
-        raise CheckpointError(
-            f"tensor {name!r} in {file} is {value.layout} on {value.device}: store it densely"
-        )
+        raise CheckpointError(f"tensor {name!r} in {file} is {value.layout} on {value.device}: store it densely")
     # Strides of zero let a few bytes claim to be terabytes, for which the copy made on reading would ask.
     if nbytes(value.dtype, tuple(value.shape)) > size:
         raise CheckpointError(f"tensor {name!r} in {file} claims to be larger than its file: re-download it")

@@ -137,9 +137,7 @@ def _merge(files: list[Path], pickles: PickledFiles) -> dict[str, TensorInfo]:
             raise CheckpointError(f"{file} can not be read: {error.strerror}") from error
         if twice := infos.keys() & merged.keys():
             name = min(twice)
-            raise CheckpointError(
-                f"tensor {name!r} lies in two shards, {merged[name].file} and {file}: remove one"
-            )
+            raise CheckpointError(f"tensor {name!r} lies in two shards, {merged[name].file} and {file}: remove one")
         merged.update(infos)
     return merged
 
@@ -152,9 +150,7 @@ def _check_index(where: Mapping[str, Path], infos: Mapping[str, TensorInfo]) -> 
     """
     for name, file in where.items():
         if name not in infos or infos[name].file != file:
-            raise CheckpointError(
-                f"tensor {name!r} is not in {file}, where the index puts it: re-download it"
-            )
+            raise CheckpointError(f"tensor {name!r} is not in {file}, where the index puts it: re-download it")
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int, int]:

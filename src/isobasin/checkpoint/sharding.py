@@ -34,9 +34,7 @@ def parse_size(size: int | str) -> int:
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Z]*)", str(size).strip().upper())
     if match is None or match[2] not in _UNITS or (n_bytes := int(float(match[1]) * _UNITS[match[2]])) < 1:
-        raise CheckpointError(
-            f"max_shard_size {size!r} is not a size: give bytes, or words such as 5GB or 200MB"
-        )
+        raise CheckpointError(f"max_shard_size {size!r} is not a size: give bytes, or words such as 5GB or 200MB")
     return n_bytes
 
 

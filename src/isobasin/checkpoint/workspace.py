@@ -73,14 +73,10 @@ def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
     if not out.is_dir():
         raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
     if any(out.iterdir()) and not force:
-        raise CheckpointError(
-            f"output {out} exists and is not empty: choose another name, or replace it by force"
-        )
+        raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
     if any(out.iterdir()) and not (out / "config.json").is_file():
         # A slip of the pen (`-o ~ --force`) must not delete a home.
-        raise CheckpointError(
-            f"output {out} holds no config.json, so it is no checkpoint: remove it yourself"
-        )
+        raise CheckpointError(f"output {out} holds no config.json, so it is no checkpoint: remove it yourself")
 
 
 def _check_apart(out: Path, folder: Path) -> None:

@@ -118,9 +118,7 @@ class CheckpointWriter:
             check_finite(data, name, overflow if dtype == torch.float16 else "nothing is written")
         file, offset = self._places[name]
         with self._disk_errors():
-            write_at(
-                self._workspace.new / file, offset + start * nbytes(dtype, shape[1:]), data.view(torch.uint8)
-            )
+            write_at(self._workspace.new / file, offset + start * nbytes(dtype, shape[1:]), data.view(torch.uint8))
 
     def _write_frame(self, folder: Path) -> None:
         """All but the data: headers in files of their final size, index, configuration, companions."""
@@ -163,9 +161,7 @@ class CheckpointWriter:
             yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                message = (
-                    f"output {self.path}: the disk became full, nothing is written: make room and run again"
-                )
+                message = f"output {self.path}: the disk became full, nothing is written: make room and run again"
             else:
                 message = f"output {self.path} can not be written: {error}"
             raise CheckpointError(message) from error

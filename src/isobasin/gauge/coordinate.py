@@ -14,9 +14,9 @@ from isobasin.action import Action
 from isobasin.arch import Architecture, Axis, HeadSpace
 from isobasin.views import Change, Tensors
 
-
-SMALLEST_MEAN = 1e-3
-"""β/γ must have a mean of at least this share of its size to stand for the bias that a reader lacks."""
+SMALLEST_MEAN = 0.1
+"""β/γ must have a mean of at least this share of its size to stand for the bias that a reader lacks: what a reader
+carries there comes back with its rounding divided by this share, and float32 files must come back to 1e-6."""
 
 
 class Stage(IntEnum):

@@ -176,16 +176,14 @@ def reader_means(arch: Architecture) -> list[ReaderMean]:
     return found
 
 
-def _reader_mean(
-    arch: Architecture, reader: Linear, norm: Norm, has_shift: bool, words: Axis
-) -> ReaderMean | None:
+def _reader_mean(arch: Architecture, reader: Linear, norm: Norm, has_shift: bool, words: Axis) -> ReaderMean | None:
     folded = gain_is_free(arch, norm)
     heads = next((s for s in map(arch.space_of, words.terms) if isinstance(s, HeadSpace)), None)
     counts = (heads.n_heads, heads.n_kv_heads) if heads else (1, 1)
     if reader.bias or not has_shift:
         assert reader.out_axis is not None
-        rows = range(arch.shapes[reader.weight][reader.out_axis])
-        return ReaderMean(reader, norm, has_shift, folded, words, tuple(rows), (), None, counts)
+        every = tuple(range(arch.shapes[reader.weight][reader.out_axis]))
+        return ReaderMean(reader, norm, has_shift, folded, words, every, (), None, counts)
     if heads is None:
         return None
     number = heads.name.removeprefix("heads")
@@ -230,4 +228,3 @@ def writer_means(arch: Architecture) -> list[WriterMean]:
             shape = tuple(s for k, s in enumerate(arch.shapes[writer.weight]) if k != writer.axis)
             found.append(WriterMean(writer.weight, writer.axis, words, shape, space))
     return found
-

@@ -12,6 +12,7 @@ from isobasin.gauge.coordinate import Coordinate, Stage, add_outer, along, contr
 from isobasin.groups.group import signs, spread
 from isobasin.views import Change, Tensors
 
+
 @dataclass(frozen=True)
 class NormCoordinate(Coordinate):
     """The rows of its value: the gain if it is free, then the shift if it is free.
@@ -184,4 +185,3 @@ def norm_coordinates(arch: Architecture) -> list[NormCoordinate]:
             size = arch.term_size(Term(norm.space))
             found.append(NormCoordinate(norm, size, readers, skip_bias, gain, shift))
     return found
-

@@ -186,12 +186,7 @@ class Heads(Group):
             element.queries.sort(dim=1).values, ordered
         )
         still = torch.equal(element.kv, torch.arange(self.n_kv)) and torch.equal(element.queries, ordered)
-        return (
-            permuted
-            and (self.permute or still)
-            and self.qk.contains(element.qk)
-            and self.vo.contains(element.vo)
-        )
+        return permuted and (self.permute or still) and self.qk.contains(element.qk) and self.vo.contains(element.vo)
 
     def project(self, matrix: Float[Tensor, "n n"]) -> HeadsElement:
         """From a matrix on keys and values side by side; query heads keep their order inside a group."""

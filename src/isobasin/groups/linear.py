@@ -16,6 +16,10 @@ class Matrix(Element):
     value: Float[Tensor, "*batch n n"]
     orthogonal: bool = False
 
+    def __post_init__(self) -> None:
+        # Products round differently over different strides; a saved and reloaded element must act bitwise alike.
+        object.__setattr__(self, "value", self.value.contiguous())
+
     @property
     def n(self) -> int:
         return self.value.shape[-1]
@@ -123,9 +127,7 @@ class OrthogonalFixingOnes(Group):
 
     def _extend(self, small: Tensor) -> Matrix:
         frame = self._frame()
-        return Matrix(
-            frame @ small @ frame.mT + torch.full((self.n, self.n), 1 / self.n, dtype=FLOAT), orthogonal=True
-        )
+        return Matrix(frame @ small @ frame.mT + torch.full((self.n, self.n), 1 / self.n, dtype=FLOAT), orthogonal=True)
 
     def _frame(self) -> Float[Tensor, "n n-1"]:
         """Orthonormal columns that span 1⊥ (Helmert's)."""

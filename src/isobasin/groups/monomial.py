@@ -119,8 +119,8 @@ class MonomialGroup(Group):
         if self.scales == "global":
             plain = MonomialGroup(self.n, permute=self.permute)
             both = [(s, plain.project(s * matrix)) for s in (1.0, -1.0)]
-            sign, best = max(both, key=lambda pair: float((pair[0] * matrix.gather(1, pair[1].index[:, None])).sum()))
-            return Monomial(best.index, sign * best.scale)
+            turn, best = max(both, key=lambda pair: float((pair[0] * matrix.gather(1, pair[1].index[:, None])).sum()))
+            return Monomial(best.index, turn * best.scale)
         gain = {"none": matrix, "signs": matrix.abs(), "positive": matrix.clamp(min=0) ** 2}
         index = self._assign(gain.get(self.scales, matrix**2))
         kept = matrix.gather(1, index[:, None])[:, 0]

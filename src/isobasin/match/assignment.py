@@ -31,9 +31,7 @@ def assign(cost: Float[Tensor, "rows columns"]) -> Int[Tensor, "rows"]:
     [1, 0]
     """
     if cost.ndim != 2 or cost.shape[0] != cost.shape[1]:
-        raise IsobasinError(
-            f"head costs have shape {tuple(cost.shape)}: expected a square table, one row per head"
-        )
+        raise IsobasinError(f"head costs have shape {tuple(cost.shape)}: expected a square table, one row per head")
     if not bool(torch.isfinite(cost).all()):
         raise IsobasinError("head costs hold NaN or infinity: look for non-finite weights in A and B")
     table = cost.detach().to("cpu", torch.float64)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from isobasin.shapes import Bool, Float, Int
 
-MAX_INNER = 60  # conjugate gradient steps for one Newton step
+MAX_INNER = 20  # conjugate gradient steps for one Newton step; more buy nothing far from the minimum
 MAX_HALVINGS = 40
 REACH = 10.0  # a start gives up when this many times its promised fall does not reach its rival
 
@@ -75,6 +75,9 @@ class _Frame:
     e: Tensor
     size: Tensor
 
+    def __getitem__(self, heads: Tensor) -> "_Frame":
+        return _Frame(self.rhs[heads], self.gq[heads], self.gk[heads], self.e[heads], self.size[heads])
+
 
 def linear_objective(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
     """L(U) from the Grams; infinite where U is singular. Near zero it cancels: see `linear_residual`."""
@@ -95,9 +98,7 @@ def relative_gradient(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Ten
     return _norm(frame.rhs) / frame.size
 
 
-def descend(
-    grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol: float, rivals: int = 1
-) -> Descent:
+def descend(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol: float, rivals: int = 1) -> Descent:
     """Descend from `u`, each head for as long as it needs.
 
     A head has converged when its relative gradient is at most `tol`, or when the fall that its next step
@@ -112,9 +113,13 @@ def descend(
     for _ in range(max_steps + 1):
         frame = _frame(grams[left], u[left])
         gradient = gradient.index_copy(0, left, _norm(frame.rhs) / frame.size)
+        ready = gradient[left] <= tol
+        done, left, frame = done.index_fill(0, left[ready], True), left[~ready], frame[~ready]
+        if not len(left):
+            break
         x = _newton_step(frame, forcing=gradient[left].sqrt().clamp(max=0.1))
         promise = _dot(frame.rhs, x)
-        ready = (gradient[left] <= tol) | (promise <= floor[left])
+        ready = promise <= floor[left]
         done = done.index_fill(0, left[ready], True)
         best = value.reshape(rivals, -1).amin(0).repeat(rivals)
         going = ~ready & (steps[left] < max_steps) & (value[left] - REACH * promise <= best[left])
@@ -155,9 +160,7 @@ def _newton_step(frame: _Frame, forcing: Tensor) -> Tensor:
     return step
 
 
-def _conjugate_gradients(
-    hessian: Callable[[Tensor], Tensor], divisor: Tensor, rhs: Tensor, forcing: Tensor
-) -> Tensor:
+def _conjugate_gradients(hessian: Callable[[Tensor], Tensor], divisor: Tensor, rhs: Tensor, forcing: Tensor) -> Tensor:
     """Per head until the residual has fallen by `forcing`, or up to the first direction without curvature."""
     x, residual, p = torch.zeros_like(rhs), rhs, rhs / divisor
     product = first = _dot(residual, p)
@@ -194,9 +197,7 @@ def _line_search(
         factor = identity + t * x[left]
         trial = factor @ u[left]
         trial_value = linear_objective(grams[left], trial)
-        accept = (trial_value < value[left] - 2e-4 * t * slope[left]) & (
-            torch.linalg.slogdet(factor).sign > 0
-        )
+        accept = (trial_value < value[left] - 2e-4 * t * slope[left]) & (torch.linalg.slogdet(factor).sign > 0)
         done = left[accept]
         out, out_value = (
             out.index_copy(0, done, trial[accept]),

@@ -129,9 +129,7 @@ def product_squares(x: Float[Tensor, "h d_x n"], y: Float[Tensor, "g d_y n"]) ->
     return (_repeated(_grams(x), n) * _repeated(_grams(y), n)).sum((-1, -2))
 
 
-def product_singular_values(
-    x: Float[Tensor, "h d_x n"], y: Float[Tensor, "g d_y n"]
-) -> Float[Tensor, "heads n"]:
+def product_singular_values(x: Float[Tensor, "h d_x n"], y: Float[Tensor, "g d_y n"]) -> Float[Tensor, "heads n"]:
     """The n singular values of X Yᵀ (the others are zero): those of G_X^½ G_Y^½."""
     n = max(len(x), len(y))
     return torch.linalg.svdvals(_repeated(_root(_grams(x)), n) @ _repeated(_root(_grams(y)), n))

@@ -66,9 +66,7 @@ def linear_residual(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, u: Tenso
     return square + (k_a - k_b @ torch.linalg.inv_ex(u).inverse).square().sum((-1, -2))
 
 
-def align_linear(
-    grams: Grams, *, method: Method = "full", max_steps: int = 100, tol: float = 1e-8
-) -> LinearAlignment:
+def align_linear(grams: Grams, *, method: Method = "full", max_steps: int = 100, tol: float = 1e-8) -> LinearAlignment:
     """Minimise L over GL(n) ("full") or O(n) ("orthogonal"), or leave B alone ("none"), from Grams.
 
     Never worse than any of its starts, nor than the identity. `converged`: relative gradient at most `tol`.

@@ -39,17 +39,12 @@ def orthogonal_start(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor) -> Floa
     return left @ right
 
 
-def loss_and_gradient(
-    q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, u: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """L(U), ∂L/∂U, and ‖∂L/∂U‖ relative to the size of the terms that cancel in it."""
+def loss_and_gradient(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """L(U) and ∂L/∂U = −2 R_qᵀ Q_B + 2 U⁻ᵀ (K_Bᵀ R_k) U⁻ᵀ, for the residuals R_q and R_k."""
     v = torch.linalg.inv_ex(u).inverse
     rest_q, rest_k = q_a - q_b @ u.mT, k_a - k_b @ v
     loss = rest_q.square().sum((-1, -2)) + rest_k.square().sum((-1, -2))
-    pull_q, pull_k = -2 * rest_q.mT @ q_b, 2 * v.mT @ (k_b.mT @ rest_k) @ v.mT
-    gradient = pull_q + pull_k
-    size = _norm(2 * q_a.mT @ q_b) + _norm(2 * v.mT @ (k_b.mT @ k_a) @ v.mT)
-    return loss, gradient, _norm(gradient) / size
+    return loss, 2 * (v.mT @ (k_b.mT @ rest_k) @ v.mT - rest_q.mT @ q_b)
 
 
 def descend_linear(
@@ -64,8 +59,10 @@ def descend_linear(
     target: Float[Tensor, "*batch"] | None = None,
 ) -> RecipeAlignment:
     """Adam on U from the orthogonal start, until every head of the batch is at rest (or below `target`)."""
+    size = 2 * (_norm(q_a.mT @ q_b) + _norm(k_a.mT @ k_b))  # what the gradient is measured by
     u = orthogonal_start(q_a, k_a, q_b, k_b)
-    loss, gradient, relative = loss_and_gradient(q_a, k_a, q_b, k_b, u)
+    loss, gradient = loss_and_gradient(q_a, k_a, q_b, k_b, u)
+    relative = _norm(gradient) / size
     goal = torch.full_like(loss, -torch.inf) if target is None else target
     best, best_u, calmest, waited = loss, u, relative, torch.zeros_like(loss)
     rate = torch.full_like(loss, learning_rate)
@@ -78,7 +75,8 @@ def descend_linear(
         mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient.square()
         move = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-12)
         u = torch.where(_wide(done), u, u - _wide(rate) * move)
-        loss, gradient, relative = loss_and_gradient(q_a, k_a, q_b, k_b, u)
+        loss, gradient = loss_and_gradient(q_a, k_a, q_b, k_b, u)
+        relative = _norm(gradient) / size
         steps = steps + ~done
         better = loss < best
         best, best_u = torch.where(better, loss, best), torch.where(_wide(better), u, best_u)
@@ -138,9 +136,7 @@ def align_rotary_recipe(
     return torch.tensor(found, dtype=torch.complex128, device=eta_q.device).reshape(eta_q.shape)
 
 
-def brent_pair(
-    eta_q: float, eta_k: float, gamma_q: complex, gamma_k: complex, *, factor: float = 2.0
-) -> complex:
+def brent_pair(eta_q: float, eta_k: float, gamma_q: complex, gamma_k: complex, *, factor: float = 2.0) -> complex:
     """One rotary pair of `align_rotary_recipe`."""
     a, b, c = abs(gamma_q) ** 2, abs(gamma_k) ** 2, 2 * (gamma_q * gamma_k.conjugate()).real
 

@@ -81,9 +81,7 @@ class ModelConfig:
         """Read a config.json of this model: `from_dict(c.to_dict()) == c`. An unknown key is an error."""
         found = settings.get("model_type")
         if found != MODEL_TYPE:
-            raise ArchitectureError(
-                f"config: model_type is {found!r}, expected {MODEL_TYPE!r}, our own model"
-            )
+            raise ArchitectureError(f"config: model_type is {found!r}, expected {MODEL_TYPE!r}, our own model")
         read = settings.keys() - _IGNORED_KEYS - {"model_type"}
         return _from_fields({key: settings[key] for key in read}, where="config")
 

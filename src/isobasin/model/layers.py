@@ -116,9 +116,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.d_model, d_kv, bias=config.bias)
         self.o = nn.Linear(d_query, config.d_model, bias=config.bias)
 
-    def forward(
-        self, x: Float[Tensor, "batch time d_model"], where: Geometry
-    ) -> Float[Tensor, "batch time d_model"]:
+    def forward(self, x: Float[Tensor, "batch time d_model"], where: Geometry) -> Float[Tensor, "batch time d_model"]:
         q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))
         if where.rotation is not None:
             q = rotate(q, where.rotation, self.config.rotary_layout)
@@ -165,9 +163,7 @@ class Block(nn.Module):
         self.norm2 = make_norm(config)
         self.mlp = FeedForward(config)
 
-    def forward(
-        self, x: Float[Tensor, "batch time d_model"], where: Geometry
-    ) -> Float[Tensor, "batch time d_model"]:
+    def forward(self, x: Float[Tensor, "batch time d_model"], where: Geometry) -> Float[Tensor, "batch time d_model"]:
         if self.post_norm:
             x = self.norm1(x + self.attn(x, where))
             return self.norm2(x + self.mlp(x))

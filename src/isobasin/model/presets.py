@@ -21,9 +21,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         | {"causal": True, "norm": "rms", "feed_forward": "swiglu", "bias": False, "d_ff": 688},
     }
 )
-_ABSOLUTE = MappingProxyType(
-    {"vit": "sinusoidal", "bert": "learned", "gpt2": "learned", "llama": "sinusoidal"}
-)
+_ABSOLUTE = MappingProxyType({"vit": "sinusoidal", "bert": "learned", "gpt2": "learned", "llama": "sinusoidal"})
 _OWN = MappingProxyType({"vit": "absolute", "bert": "absolute", "gpt2": "absolute", "llama": "rope"})
 
 

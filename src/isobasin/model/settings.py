@@ -114,6 +114,4 @@ def _check_heads(settings: Mapping[str, Any]) -> None:
             f"rotary_dims is {rotary_dims} (d_head={d_head}), expected an even number: columns turn in pairs"
         )
     if rotary_dims > d_head:
-        raise ArchitectureError(
-            f"rotary_dims={rotary_dims} is more than d_head={d_head}: give at most d_head"
-        )
+        raise ArchitectureError(f"rotary_dims={rotary_dims} is more than d_head={d_head}: give at most d_head")

@@ -129,6 +129,4 @@ def _check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], where:
     dtypes = {tensor.dtype for tensor in found.values()}
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
         names = ", ".join(sorted(map(str, dtypes)))
-        raise ArchitectureError(
-            f"{where}: tensors are of {names}, expected one floating-point dtype: cast them"
-        )
+        raise ArchitectureError(f"{where}: tensors are of {names}, expected one floating-point dtype: cast them")

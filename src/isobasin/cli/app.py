@@ -1,0 +1,128 @@
+"""The commands and their flags. Nothing heavy is imported before a command runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isobasin.cli.printing import emit
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Do two Transformers compute the same function? Do they lie in the same basin?",
+)
+
+Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or a hub id in the local cache.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Out = Annotated[Path, typer.Option("-o", "--output", help="Where to write; must not exist yet.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output, once the new one is whole.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
+Cuda = Annotated[bool, typer.Option("--cuda", help="The same as --device cuda.")]
+Dtype = Annotated[
+    str,
+    typer.Option(help="Type to write: auto (float32 where rounding would show), keep, float32, bfloat16, float16."),
+]
+Shard = Annotated[str, typer.Option("--max-shard-size", help="Largest file to write, such as 5GB or 200MB.")]
+Scope = Annotated[str, typer.Option(help="first-attention, all-attention, first-block or model.")]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        from isobasin import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def info(model: Model, json: Json = False) -> None:
+    """Family, positions, spaces, the symmetry group and its dimension, what is tied."""
+    from isobasin.cli.describing import describe, describe_lines
+
+    facts = describe(model)
+    emit(facts, describe_lines(facts), json)
+
+
+@app.command()
+def check(model: Model, seed: Seed = 0, json: Json = False) -> None:
+    """Draw random symmetries, run the model before and after, and measure the group's dimension. Exit 1 if not ok."""
+    from isobasin.cli.describing import check_facts, check_lines
+
+    facts = check_facts(model, seed)
+    emit(facts, check_lines(facts), json)
+    if not facts["ok"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def scramble(
+    model: Model,
+    output: Out,
+    scope: Scope = "model",
+    save_transform: Annotated[Path | None, typer.Option(help="Also save the transform, to invert or reuse.")] = None,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    max_shard_size: Shard = "5GB",
+    device: Device = "cpu",
+    cuda: Cuda = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Write a functionally identical model elsewhere on its orbit."""
+    from isobasin.cli.moving import Saving, moved_lines, scramble_model
+
+    saving = Saving(output, dtype, max_shard_size, force, "cuda" if cuda else device, quiet or json)
+    facts = scramble_model(model, saving, scope, seed, save_transform)
+    emit(facts, moved_lines(facts), json)
+
+
+@app.command()
+def apply(
+    transform: Annotated[Path, typer.Argument(help="A file written by --save-transform or invert.")],
+    model: Model,
+    output: Out,
+    dtype: Dtype = "auto",
+    max_shard_size: Shard = "5GB",
+    device: Device = "cpu",
+    cuda: Cuda = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Move a model by a saved transform (a base and its fine-tune by the same one, for instance)."""
+    from isobasin.cli.moving import Saving, apply_transform, moved_lines
+
+    saving = Saving(output, dtype, max_shard_size, force, "cuda" if cuda else device, quiet or json)
+    facts = apply_transform(transform, model, saving)
+    emit(facts, moved_lines(facts), json)
+
+
+@app.command()
+def invert(
+    transform: Annotated[Path, typer.Argument(help="A file written by --save-transform.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Turn a saved transform around."""
+    from isobasin.cli.moving import invert_transform
+
+    facts = invert_transform(transform, output, force)
+    emit(facts, [f"{facts['output']}: the way back"], json)
+
+
+@app.command()
+def families(json: Json = False) -> None:
+    """What is supported, with the symmetry group of a well-known model of each family."""
+    from isobasin.cli.describing import families_facts, families_lines
+
+    facts = families_facts()
+    emit(facts, families_lines(facts), json)

@@ -1,0 +1,114 @@
+"""Running a model on random inputs: Hugging Face families through transformers, our own model directly.
+
+This is how a symmetry claim is checked: the outputs before and after, on inputs that use every part of the model.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isobasin.errors import ArchitectureError
+from isobasin.weights import Weights
+
+Inputs = dict[str, Tensor]
+OUTPUTS = (
+    "logits",
+    "prediction_logits",
+    "seq_relationship_logits",
+    "start_logits",
+    "end_logits",
+    "reconstruction",
+    "last_hidden_state",
+    "pooler_output",
+)
+DEFAULT_CLASSES = {
+    "gpt2": "GPT2LMHeadModel",
+    "bert": "BertForMaskedLM",
+    "vit": "ViTForImageClassification",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+}
+
+
+def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int = 0) -> list[Inputs]:
+    """Single inputs for this model: token ids (and types), or pixels (and masked patches)."""
+    rng = torch.Generator().manual_seed(seed)
+    return [_one_input(weights, length, rng) for _ in range(n)]
+
+
+def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
+    config = weights.config
+    image = config.get("image_size", 224 if weights.arch.family == "vit" else None)
+    if image is not None:
+        height, width = image if isinstance(image, list | tuple) else (image, image)
+        channels = config.get("num_channels", config.get("n_channels", 3))
+        inputs = {"pixel_values": torch.randn(1, channels, height, width, generator=rng)}
+        if any(name.endswith("mask_token") for name in weights):
+            n_patches = weights.arch.shapes["vit.embeddings.position_embeddings"][1] - 1
+            inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
+        return inputs
+    vocab = int(config.get("vocab_size", config.get("d_vocab", 2)))
+    longest = [int(config[k]) for k in ("n_positions", "max_position_embeddings") if config.get(k)]
+    inputs = {"input_ids": torch.randint(vocab, (1, min([length, *longest])), generator=rng)}
+    if weights.arch.family == "bert":
+        types = int(config.get("type_vocab_size", 2))
+        inputs["token_type_ids"] = torch.randint(types, inputs["input_ids"].shape, generator=rng)
+    return inputs
+
+
+def outputs(weights: Weights, inputs: Sequence[Inputs]) -> Tensor:
+    """Everything the model puts out on these inputs, flat, computed in float32."""
+    run = _own(weights) if weights.arch.family == "isobasin" else _pretrained(weights)
+    with torch.no_grad():
+        return torch.cat([run(one).flatten() for one in inputs])
+
+
+def change(before: Tensor, after: Tensor) -> float:
+    """The largest change of outputs, relative to the largest output; infinite if anything is not a number."""
+    if not bool(torch.isfinite(after).all()):
+        return float("inf")
+    return float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
+
+
+def _own(weights: Weights) -> Callable[[Inputs], Tensor]:
+    from isobasin.model import ModelConfig, Transformer
+
+    model = Transformer(ModelConfig.from_dict(dict(weights.config)))
+    model.load_state_dict(weights.state_dict("float32"))
+    model.eval()
+    return lambda inputs: model(*inputs.values())
+
+
+def _pretrained(weights: Weights) -> Callable[[Inputs], Tensor]:
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    names = weights.config.get("architectures") or [DEFAULT_CLASSES[weights.arch.family]]
+    kind = getattr(transformers, str(names[0]), None)
+    if kind is None or not issubclass(kind, transformers.PreTrainedModel):
+        raise ArchitectureError(f"config.json: architectures names {names[0]!r}, which transformers does not have")
+    config = transformers.AutoConfig.for_model(
+        **{k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")}
+    )
+    options: dict[str, Any] = {}
+    if names[0] in ("BertModel", "ViTModel"):  # config.json does not say whether there is a pooler
+        options["add_pooling_layer"] = any("pooler" in name for name in weights)
+    model = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=weights.state_dict("float32"),
+        dtype=torch.float32,
+        attn_implementation="eager",
+        **options,
+    ).eval()
+
+    def run(inputs: Inputs) -> Tensor:
+        said = model(**inputs)
+        return torch.cat([said[name].flatten() for name in OUTPUTS if said.get(name) is not None])
+
+    return run

@@ -1,0 +1,132 @@
+"""Transforms on disk: one safetensors file, with the architecture it is for in its metadata."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from isobasin.arch import HeadSpace, Space
+from isobasin.errors import TransformError
+from isobasin.symmetries import group_of
+from isobasin.transform import Transform, Value
+
+FORMAT = "isobasin-transform"
+VERSION = "1"
+
+
+def save_transform(transform: Transform, path: str | Path, *, force: bool = False) -> None:
+    """Write the file whole or not at all; an existing one only with `force`."""
+    path = Path(path)
+    if path.exists() and not force:
+        raise TransformError(f"{path}: already there; choose another name or use --force")
+    if not path.parent.is_dir():
+        raise TransformError(f"{path.parent}: no such folder for the transform file; create it first")
+    tensors = {
+        f"element/{space}/{part}": _real(t)
+        for space, g in transform.elements.items()
+        for part, t in g.tensors().items()
+    }
+    for name, value in transform.gauge.items():
+        tensors |= {f"gauge/{name}/before": value.before, f"gauge/{name}/after": value.after}
+    metadata = {"format": FORMAT, "version": VERSION, "architecture": json.dumps(transform.header())}
+    data = save({name: t.contiguous() for name, t in tensors.items()}, metadata)
+    temporary = path.with_name(f".{path.name}.isobasin-tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise TransformError(
+            f"{path}: can not be written ({error.strerror}); free space or choose another place"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_transform(path: str | Path) -> Transform:
+    """Read and check a transform: its format, its parts, its numbers and the groups of its elements."""
+    path = Path(path)
+    metadata, tensors = _read(path)
+    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+        raise TransformError(
+            f"{path}: not a transform of this program (format {metadata.get('format')!r}, version "
+            f"{metadata.get('version')!r}); expected {FORMAT} version {VERSION}, as --save-transform writes"
+        )
+    try:
+        header = json.loads(metadata["architecture"])
+        spaces = {name: _space(entry) for name, entry in header["spaces"].items()}
+        family = str(header["family"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TransformError(f"{path}: its architecture can not be read ({error}); make the transform again") from error
+    transform = Transform(family, spaces, _elements(path, spaces, tensors), _gauge(path, tensors))
+    transform.check_elements()
+    return transform
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    if not path.is_file():
+        raise TransformError(f"{path}: no such transform file")
+    try:
+        with safe_open(path, "pt") as file:
+            # Copies, since a file does not promise the 16-byte alignment that complex numbers need.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return dict(file.metadata() or {}), tensors
+    except (SafetensorError, OSError) as error:
+        raise TransformError(
+            f"{path}: not a transform file ({error}); expected what --save-transform writes"
+        ) from error
+
+
+def _space(entry: Mapping[str, Any]) -> Space | HeadSpace:
+    return HeadSpace(**entry) if "n_heads" in entry else Space(**entry)
+
+
+def _elements(path: Path, spaces: Mapping[str, Space | HeadSpace], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("element/"):
+            _, space, part = name.split("/", 2)
+            parts.setdefault(space, {})[part] = _complex(part, tensor)
+    found = {}
+    for space, pieces in parts.items():
+        if space not in spaces:
+            raise TransformError(f"{path}: element {space} belongs to no space of its architecture")
+        try:
+            found[space] = group_of(spaces[space]).element(pieces)
+        except (KeyError, IndexError, RuntimeError) as error:
+            raise TransformError(
+                f"{path}: element {space} is incomplete ({error}); make the transform again"
+            ) from error
+    return found
+
+
+def _gauge(path: Path, tensors: dict[str, Tensor]) -> dict[str, Value]:
+    names = sorted({n.removeprefix("gauge/").rpartition("/")[0] for n in tensors if n.startswith("gauge/")})
+    try:
+        return {
+            name: Value(
+                tensors[f"gauge/{name}/before"].to(torch.float64),
+                tensors[f"gauge/{name}/after"].to(torch.float64),
+            )
+            for name in names
+        }
+    except KeyError as error:
+        raise TransformError(f"{path}: {error} is missing; make the transform again") from error
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _complex(part: str, tensor: Tensor) -> Tensor:
+    """A complex number was saved as two real ones; the last part of its name is `u`."""
+    is_phase = part.rpartition(".")[2] == "u" and tensor.shape[-1:] == (2,)
+    return torch.view_as_complex(tensor.to(torch.float64).contiguous()) if is_phase else tensor
