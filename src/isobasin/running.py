@@ -40,7 +40,7 @@ def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int =
 
 
 def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
-    config = weights.config
+    config = {key: value for key, value in weights.config.items() if value is not None}  # null: the default
     image = config.get("image_size", 224 if weights.arch.family == "vit" else None)
     if image is not None:
         height, width = image if isinstance(image, list | tuple) else (image, image)

@@ -23,10 +23,7 @@ VERSION = "1"
 def save_transform(transform: Transform, path: str | Path, *, force: bool = False) -> None:
     """Write the file whole or not at all; an existing one only with `force`."""
     path = Path(path)
-    if path.exists() and not force:
-        raise TransformError(f"{path}: already there; choose another name or use --force")
-    if not path.parent.is_dir():
-        raise TransformError(f"{path.parent}: no such folder for the transform file; create it first")
+    check_free(path, force=force)
     tensors = {
         f"element/{space}/{part}": _real(t)
         for space, g in transform.elements.items()
@@ -49,6 +46,16 @@ def save_transform(transform: Transform, path: str | Path, *, force: bool = Fals
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Whether a transform can be written there, before anything is computed."""
+    if path.is_dir():
+        raise TransformError(f"{path}: a folder, expected the name of a file to write")
+    if path.exists() and not force:
+        raise TransformError(f"{path}: already there; choose another name or use --force")
+    if not path.parent.is_dir():
+        raise TransformError(f"{path.parent}: no such folder for the transform file; create it first")
 
 
 def load_transform(path: str | Path) -> Transform:

@@ -51,9 +51,8 @@ class Weights(Mapping[str, Tensor]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The widest floating type among the weights."""
-        floating = {d for name, d in self.dtypes.items() if d.is_floating_point}
-        return max(floating, key=lambda d: torch.finfo(d).bits, default=torch.float32)
+        """The widest type among the weights; a buffer (a float32 table in a bfloat16 model) has no say."""
+        return _widest(self.dtypes, self.arch)
 
     def output_dtypes(self, policy: str = "auto") -> dict[str, torch.dtype]:
         """The type each tensor is written in: `keep`, a type's name, or `auto`.
@@ -61,12 +60,23 @@ class Weights(Mapping[str, Tensor]):
         `auto` keeps the types where nothing was rounded, and otherwise widens to at least float32: a rotated
         bfloat16 weight stored as bfloat16 again is another function.
         """
-        if policy == "auto":
-            policy = "keep" if self.exact or torch.finfo(self.dtype).bits >= 32 else "float32"
         return {
-            name: dtype if self.arch.tensors[name].buffer else output_dtype(policy, dtype)
+            name: dtype if self.arch.tensors[name].buffer else self._output_dtype(policy, dtype)
             for name, dtype in self.dtypes.items()
         }
+
+    def _output_dtype(self, policy: str, dtype: torch.dtype) -> torch.dtype:
+        if policy == "auto":
+            policy = "keep" if self.exact or torch.finfo(dtype).bits >= 32 else "float32"
+        return output_dtype(policy, dtype)
+
+    def _output_config(self, policy: str, written: Mapping[str, torch.dtype]) -> dict[str, Any]:
+        """The config; its dtype follows what was written. One that named another type than its weights have
+        (transformers then converts on loading) still does, unless they were rounded or a type was asked for."""
+        widest = _widest(written, self.arch)
+        stays = widest == self.dtype and (policy == "keep" or (policy == "auto" and self.exact))
+        unnamed = widest == self.dtype and not any(self.config.get(key) for key in ("dtype", "torch_dtype"))
+        return dict(self.config) if stays or unnamed else with_dtype(self.config, widest)
 
     def state_dict(self, policy: str = "auto") -> dict[str, Tensor]:
         """Every tensor under its name on disk, in memory."""
@@ -90,11 +100,10 @@ class Weights(Mapping[str, Tensor]):
         dtypes = self.output_dtypes(dtype)
         source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
         infos = {disk: (dtypes[name], self.arch.shapes[name]) for disk, name in source.items()}
-        widest = max((d for d in dtypes.values() if d.is_floating_point), key=lambda d: torch.finfo(d).bits)
         with CheckpointWriter(
             out,
             infos,
-            config=with_dtype(self.config, widest) if widest != self.dtype else dict(self.config),
+            config=self._output_config(dtype, dtypes),
             companions=self.path,
             inputs=[self.path] if self.path else [],
             force=force,
@@ -107,6 +116,11 @@ class Weights(Mapping[str, Tensor]):
                 if watch:
                     watch(name, tensor)
         return dtypes
+
+
+def _widest(dtypes: Mapping[str, torch.dtype], arch: Architecture) -> torch.dtype:
+    weights = (dtype for name, dtype in dtypes.items() if not arch.tensors[name].buffer)
+    return max(weights, key=lambda d: torch.finfo(d).bits)
 
 
 class _ByName(Mapping[str, Tensor]):
@@ -150,7 +164,7 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
     'llama'
     """
     if isinstance(source, str | Path):
-        checkpoint = open_checkpoint(source)
+        checkpoint = _opened(source)
         infos = checkpoint.infos
         return _weights(
             checkpoint,
@@ -161,7 +175,7 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
         )
     if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
         tensors: Tensors = source.state_dict()
-        config = config or source.config.to_dict()
+        config = config or source.config.to_dict() | _class_of(source)
     else:
         tensors = source
     if config is None:
@@ -175,6 +189,29 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
     )
 
 
+def _opened(source: str | Path) -> Checkpoint:
+    try:
+        return open_checkpoint(source)
+    except OSError as error:  # no permission to look, a name too long, a loop of links
+        raise CheckpointError(
+            f"{str(source):.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
+        ) from error
+
+
+def _class_of(model: object) -> dict[str, list[str]]:
+    """`architectures` as `save_pretrained` would write it: a fresh model in memory does not name its class."""
+    kinds = [kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models.")]
+    return {"architectures": [kinds[0].__name__]} if kinds else {}
+
+
+def _check_floating(name: str, dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        raise CheckpointError(
+            f"{name}: found {str(dtype).removeprefix('torch.')} numbers, expected floating ones: "
+            "dequantise or convert the model first"
+        )
+
+
 def _weights(
     tensors: Tensors,
     config: Mapping[str, Any],
@@ -184,4 +221,7 @@ def _weights(
 ) -> Weights:
     arch, names = describe(config, shapes)
     by_name = {name: dtypes[disk] for name, disk in names.on_disk.items()}
+    for name, disk in names.on_disk.items():
+        if not arch.tensors[name].buffer:
+            _check_floating(disk, by_name[name])
     return Weights(arch, dict(config), names, _ByName(tensors, arch, names), by_name, path)

@@ -3,17 +3,18 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from subjects import Subject, change, distance, held, moved, subject
+from subjects import Subject, change, distance, held, moved, said, subject
 from torch import Tensor
 
 import tiny
-from isobasin.arch import HeadSpace, Space
+from isobasin.arch import HeadSpace
 from isobasin.symmetries import group_of, symmetry
 from isobasin.transform import Transform, scramble
 from isobasin.weights import Weights, load
@@ -28,6 +29,13 @@ every_case = pytest.mark.parametrize("name", [case.name for case in tiny.CASES])
 seeds = st.integers(0, 2**31)
 
 
+@cache
+def scrambled(name: str) -> tuple[Transform, Weights]:
+    """One random move of a case, which several tests look at, and where it leads."""
+    transform = scramble(subject(name).weights, seed=1)
+    return transform, moved(transform, subject(name).weights)
+
+
 def empty(weights: Weights) -> Transform:
     return Transform(weights.arch.family, dict(weights.arch.spaces))
 
@@ -36,32 +44,36 @@ def empty(weights: Weights) -> Transform:
 
 
 @every_case
-def test_a_scrambled_file_says_the_same_to_transformers(name: str, tmp_path: Path) -> None:
-    s = subject(name)
-    tiny.save(s.case, tmp_path / "before")
-    transform = scramble(load(tmp_path / "before"), seed=1)
-    transform.apply(load(tmp_path / "before")).save(tmp_path / "after")
-    before, after = (tiny.logits(tiny.load(tmp_path / f), s.inputs) for f in ("before", "after"))
-    assert distance(after, before) <= 1e-5 * s.weights.arch.sizes.n_layers
-    assert distance(tiny.logits(tiny.load(tmp_path / "after"), s.case.inputs(1)), before) > SEEN
+def test_a_scrambled_file_says_the_same_to_transformers_and_comes_back(name: str, tmp_path: Path) -> None:
+    s, after, back = subject(name), tmp_path / "after", tmp_path / "back"
+    transform, there = scrambled(name)
+    there.save(after)
+    model = tiny.load(after)
+    assert distance(tiny.logits(model, s.inputs), s.output) <= 1e-5 * s.weights.arch.sizes.n_layers
+    assert distance(tiny.logits(model, s.case.inputs(1)), s.output) > SEEN
 
-    back = transform.inverse().apply(load(tmp_path / "after"))
-    back.save(tmp_path / "back")
-    off = change(load(tmp_path / "back"), s.weights)
+    transform.inverse().apply(load(after)).save(back)
+    off = change(load(back), s.weights)
     assert max(off.values()) <= 1e-6, max(off, key=off.__getitem__)
-    assert max(change(load(tmp_path / "after"), s.weights).values()) > 0.1
+    assert max(change(load(after), s.weights).values()) > 0.1
 
 
-@given(st.sampled_from(tiny.CASES), seeds, seeds)
-@settings(max_examples=70, deadline=None)
+@given(st.sampled_from(tiny.CASES), st.integers(0, 1), seeds)
+@settings(max_examples=30, deadline=None)
 def test_the_function_is_unchanged_and_the_inverse_restores(case: tiny.Case, model: int, seed: int) -> None:
-    s = subject(case.name, seed=model % 3)
+    s = subject(case.name, seed=model)
     transform = scramble(s.weights, seed=seed)
     there = moved(transform, s.weights)
     assert s.error(there) <= EXACT
     assert max(change(moved(transform.inverse(), there), s.weights).values()) <= EXACT
-    other = scramble(s.weights, seed=seed + 1)
-    assert max(change(moved(other.inverse(), there), s.weights).values()) > SEEN
+
+
+@every_case
+def test_another_inverse_does_not_restore_and_another_model_says_otherwise(name: str) -> None:
+    s = subject(name)
+    wrong = scramble(s.weights, seed=2).inverse()
+    assert max(change(moved(wrong, scrambled(name)[1]), s.weights).values()) > SEEN
+    assert s.error(subject(name, seed=1).weights) > SEEN
 
 
 # Tensors that no symmetry can move. A head that reads a tanh unit and writes logits keeps its bias: only a norm's
@@ -95,7 +107,7 @@ UNCHANGED: Mapping[str, set[str]] = {
 @every_case
 def test_every_tensor_changes_that_can(name: str) -> None:
     weights = subject(name).weights
-    there = moved(scramble(weights, seed=5), weights)
+    there = scrambled(name)[1]
     still = {tensor for tensor in weights if torch.equal(there[tensor], weights[tensor])}
     assert still == UNCHANGED.get(name, set())
     assert all(c > SEEN for tensor, c in change(there, weights).items() if tensor not in still)
@@ -175,28 +187,30 @@ def test_the_identity_is_bitwise(name: str) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("scopes", [("model", "model"), ("first-attention", "model"), ("model", "first-block")])
-def test_the_composition_is_one_after_the_other(name: str, scopes: tuple[str, str]) -> None:
+def test_the_composition_is_one_after_the_other(name: str) -> None:
     weights = subject(name).weights
-    first = scramble(weights, scope=scopes[0], seed=3)
-    there = moved(first, weights)
-    second = scramble(there, scope=scopes[1], seed=4)
+    first, there = scrambled(name)
+    second = scramble(there, seed=4)
     both = moved(second.compose(first, weights.arch), weights)
     assert max(change(both, moved(second, there)).values()) <= EXACT
     turned = moved(first.compose(second, weights.arch), weights)
     assert max(change(turned, both).values()) > SEEN
 
 
-@given(st.sampled_from(tiny.CASES), seeds)
-@settings(max_examples=40, deadline=None)
-def test_a_composition_applies_to_a_model_it_was_not_made_from(case: tiny.Case, seed: int) -> None:
+# A part that comes second may set a coordinate before one that only the first has set: then the composition keeps
+# the function but not every free number, so the second is a block or the whole.
+@given(st.sampled_from(tiny.CASES), st.sampled_from([*PARTS, "model"]), st.booleans(), seeds)
+@settings(max_examples=25, deadline=None)
+def test_a_composition_applies_to_a_model_it_was_not_made_from(
+    case: tiny.Case, scope: str, block: bool, seed: int
+) -> None:
     source, other = (subject(case.name, seed=k) for k in (0, 1))
-    first = scramble(source.weights, seed=seed)
-    second = scramble(source.weights, scope=PARTS[seed % 3], seed=seed + 1)
-    step_by_step = moved(second, moved(first, other.weights))
-    assert max(change(moved(second.compose(first, source.weights.arch), other.weights), step_by_step).values()) <= EXACT
-    assert other.error(step_by_step) <= EXACT
-    assert source.error(step_by_step) > SEEN
+    first = scramble(source.weights, scope=scope, seed=seed)
+    second = scramble(source.weights, scope="first-block" if block else "model", seed=seed + 1)
+    one_by_one = moved(second, moved(first, other.weights))
+    at_once = moved(second.compose(first, source.weights.arch), other.weights)
+    assert max(change(at_once, one_by_one).values()) <= EXACT
+    assert other.error(at_once) <= EXACT
 
 
 def permutation_only(weights: Weights, seed: int) -> Transform:
@@ -250,14 +264,4 @@ def as_type(s: Subject, dtype: torch.dtype) -> Subject:
     """The subject as a file of this type would hold it."""
     stored = {disk: s.weights[name].to(dtype) for name, disk in s.weights.names.on_disk.items()}
     weights = load(stored, s.weights.config)
-    again = replace(s, weights=weights, output=s.output)
-    return replace(again, output=_said(again))
-
-
-def _said(s: Subject) -> Tensor:
-    from subjects import said
-
-    return said(s.weights, s.inputs)
-
-
-assert Space
+    return replace(s, weights=weights, output=said(weights, s.inputs))

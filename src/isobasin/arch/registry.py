@@ -77,6 +77,7 @@ class Names:
 def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Architecture, Names]:
     """The architecture of a checkpoint, bound to its tensors, and where they lie."""
     family = family_of(config)
+    _check_depth(config, len(shapes))
     arch = family.describe(config)
     names = resolve(family, arch, shapes)
     bound = arch.bind({name: shapes[disk] for name, disk in names.on_disk.items()})
@@ -87,6 +88,17 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
                 f"{shapes[names.on_disk[target]]}; set tie_word_embeddings to false or remove one"
             )
     return bound, names
+
+
+def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:
+    """Patterns are written out layer by layer, so a depth that no tensor backs must not get that far."""
+    for key in ("n_layer", "n_layers", "num_hidden_layers"):
+        found = config.get(key)
+        if isinstance(found, int) and found > n_tensors:
+            raise ArchitectureError(
+                f"config.json: {key} is {found}, but the checkpoint has {n_tensors} tensors, expected several for each "
+                "layer: the config and the weights belong to different models"
+            )
 
 
 def resolve(family: Family, arch: Architecture, names: Iterable[str]) -> Names:
@@ -104,11 +116,11 @@ def resolve(family: Family, arch: Architecture, names: Iterable[str]) -> Names:
             )
         else:
             on_disk[found] = disk
-    lone = {copy: target for copy, target in copies.items() if target not in on_disk}
     # Only the copy was saved (transformers keeps one of two tied tensors): it stands for the tensor itself.
-    for copy, target in lone.items():
-        on_disk[target] = copy
-        del copies[copy]
+    for copy, target in list(copies.items()):
+        if target not in on_disk:
+            on_disk[target] = copy
+            del copies[copy]
     return Names(on_disk, copies)
 
 

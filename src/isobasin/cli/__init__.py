@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 
 from isobasin.errors import IsobasinError
 
@@ -13,39 +14,43 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and give back its exit code; every error is one line on standard error."""
-    import click
+    import typer
+    from typer.exceptions import TyperException
 
     from isobasin.cli.app import app
 
-    debug = os.environ.get("ISOBASIN_DEBUG") == "1"
     try:
         code = app(arguments, prog_name="isobasin", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except TyperException as error:
+        message = _one_line(error.format_message())
+        if message:  # a bare `isobasin` has printed its help instead
+            print(f"isobasin: {message} (isobasin --help shows how)", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted; nothing was written", file=sys.stderr)
         return 130
     except IsobasinError as error:
-        if debug:
-            raise
-        print(f"isobasin: {_one_line(error)}", file=sys.stderr)
+        _show_traceback()
+        print(f"isobasin: {_one_line(str(error))}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        return 0
     except Exception as error:
-        if debug:
-            raise
+        _show_traceback()
         print(
-            f"isobasin: internal error, {type(error).__name__}: {_one_line(error)}; "
+            f"isobasin: internal error, {type(error).__name__}: {_one_line(str(error))}; "
             "please report it (ISOBASIN_DEBUG=1 shows the traceback)",
             file=sys.stderr,
         )
         return 4
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _show_traceback() -> None:
+    """Where the error came from, if asked for; the exit code stays what it is without."""
+    if os.environ.get("ISOBASIN_DEBUG") == "1":
+        traceback.print_exc()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -17,7 +17,7 @@ app = typer.Typer(
 Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or a hub id in the local cache.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 Out = Annotated[Path, typer.Option("-o", "--output", help="Where to write; must not exist yet.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output, once the new one is whole.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]

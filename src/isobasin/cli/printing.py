@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +11,14 @@ from typing import Any, Protocol
 
 def emit(facts: Any, lines: Sequence[str], as_json: bool) -> None:
     """Print the answer: one strict JSON object, or lines for a person."""
-    if as_json:
-        print(json.dumps(_strict(facts), allow_nan=False, ensure_ascii=False))
-    else:
-        print("\n".join(lines))
+    text = json.dumps(_strict(facts), allow_nan=False) if as_json else "\n".join(lines)
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        # A name that is no UTF-8, or a terminal without ×, must not turn a finished command into an error.
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        # Nobody reads on (`| head`): the exit code still answers, and Python's own flush at exit finds no pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _strict(value: Any) -> Any:
