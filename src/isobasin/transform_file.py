@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,12 +12,17 @@ from safetensors.torch import save
 from torch import Tensor
 
 from isobasin.arch import HeadSpace, Space
+from isobasin.arch.architecture import Kind
 from isobasin.errors import TransformError
-from isobasin.symmetries import group_of
+from isobasin.symmetries import group_of, symmetry
 from isobasin.transform import Transform, Value
+from isobasin.views import Doubled
+from isobasin.weights import Weights
 
 FORMAT = "isobasin-transform"
 VERSION = "1"
+MAX_CONDITION = 1e6  # as of GL: beyond it float32 could not carry the element
+_RANKS = {"index": 1, "scale": 1, "kv": 1, "queries": 2, "matrix": 2, "u": 1}
 
 
 def save_transform(transform: Transform, path: str | Path, *, force: bool = False) -> None:
@@ -69,12 +74,18 @@ def load_transform(path: str | Path) -> Transform:
         )
     try:
         header = json.loads(metadata["architecture"])
-        spaces = {name: _space(entry) for name, entry in header["spaces"].items()}
+        spaces = {name: _space(name, entry) for name, entry in header["spaces"].items()}
         family = str(header["family"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TransformError(f"{path}: its architecture can not be read ({error}); make the transform again") from error
+    for name in tensors:
+        if not name.startswith(("element/", "gauge/")):
+            raise TransformError(f"{path}: holds {name!r:.80}, expected only element/… and gauge/…; make it again")
     transform = Transform(family, spaces, _elements(path, spaces, tensors), _gauge(path, tensors))
-    transform.check_elements()
+    try:
+        transform.check_elements()
+    except TransformError as error:
+        raise TransformError(f"{path}: {error}") from error
     return transform
 
 
@@ -92,8 +103,21 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         ) from error
 
 
-def _space(entry: Mapping[str, Any]) -> Space | HeadSpace:
-    return HeadSpace(**entry) if "n_heads" in entry else Space(**entry)
+def _space(name: str, entry: Mapping[str, Any]) -> Space | HeadSpace:
+    space = HeadSpace(**entry) if "n_heads" in entry else Space(**entry)
+    if isinstance(space, Space):
+        sound = _counts(space.size) and space.kind in get_args(Kind)
+    else:
+        sound = _counts(space.n_heads, space.n_kv_heads, space.d_head, space.rotary + 1) and (
+            space.n_heads % space.n_kv_heads == 0 and space.rotary % 2 == 0 and space.rotary <= space.d_head
+        )
+    if not sound or space.name != name:
+        raise ValueError(f"space {name} is {dict(entry)!r:.160}")
+    return space
+
+
+def _counts(*values: Any) -> bool:
+    return all(type(value) is int and value >= 1 for value in values)
 
 
 def _elements(path: Path, spaces: Mapping[str, Space | HeadSpace], tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -106,6 +130,7 @@ def _elements(path: Path, spaces: Mapping[str, Space | HeadSpace], tensors: dict
     for space, pieces in parts.items():
         if space not in spaces:
             raise TransformError(f"{path}: element {space} belongs to no space of its architecture")
+        _check_parts(path, space, spaces[space], pieces)
         try:
             found[space] = group_of(spaces[space]).element(pieces)
         except (KeyError, IndexError, RuntimeError) as error:
@@ -113,6 +138,38 @@ def _elements(path: Path, spaces: Mapping[str, Space | HeadSpace], tensors: dict
                 f"{path}: element {space} is incomplete ({error}); make the transform again"
             ) from error
     return found
+
+
+def _check_parts(path: Path, name: str, space: Space | HeadSpace, pieces: Mapping[str, Tensor]) -> None:
+    """Each part has as many axes as its kind, square matrices, one factor per kv head, and is well conditioned."""
+    for part, tensor in pieces.items():
+        head, _, leaf = part.rpartition(".")
+        batch = (space.n_kv_heads,) if head and isinstance(space, HeadSpace) else ()
+        square = leaf != "matrix" or tensor.shape[-1:] == tensor.shape[-2:-1]
+        ranked = tensor.dim() == _RANKS.get(leaf, -1) + len(batch) and tensor.shape[: len(batch)] == batch
+        if not (ranked and square and tensor.numel()):
+            raise TransformError(
+                f"{path}: element {name}: part {part!r:.80} has shape {tuple(tensor.shape)}, which its space does not "
+                "have; make the transform again"
+            )
+        size = tensor.abs() if leaf in ("scale", "u") else torch.ones(1)
+        if bool((size > MAX_CONDITION * size.min()).any()):
+            raise TransformError(
+                f"{path}: element {name}: scales from {float(size.min()):.1e} to {float(size.max()):.1e} are too badly "
+                f"conditioned, expected a ratio up to {MAX_CONDITION:.0e}; make the transform again"
+            )
+
+
+def check_values(transform: Transform, weights: Weights) -> None:
+    """Every free coordinate of the transform has as many numbers as in this model."""
+    tensors, free = Doubled(weights), symmetry(weights.arch).coordinates
+    for name, value in transform.gauge.items():
+        expected = free[name].read(tensors).shape if name in free else None
+        if expected is not None and not value.before.shape == value.after.shape == expected:
+            raise TransformError(
+                f"coordinate {name}: the transform holds shape {tuple(value.after.shape)}, expected {tuple(expected)} "
+                "in this model; make the transform again"
+            )
 
 
 def _gauge(path: Path, tensors: dict[str, Tensor]) -> dict[str, Value]:

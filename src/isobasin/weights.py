@@ -194,7 +194,7 @@ def _opened(source: str | Path) -> Checkpoint:
         return open_checkpoint(source)
     except OSError as error:  # no permission to look, a name too long, a loop of links
         raise CheckpointError(
-            f"{str(source):.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
+            f"{source!s:.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
         ) from error
 
 

@@ -1,5 +1,7 @@
 """Commands that write: scramble, apply, invert."""
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,9 @@ from torch import Tensor
 
 from isobasin.checkpoint import dtype_name
 from isobasin.cli.printing import progress
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, TransformError
 from isobasin.transform import Transform, scramble
-from isobasin.transform_file import load_transform, save_transform
+from isobasin.transform_file import check_free, check_values, load_transform, save_transform
 from isobasin.weights import Weights, load
 
 
@@ -29,20 +31,33 @@ class Saving:
 
 def scramble_model(model: str, saving: Saving, scope: str, seed: int, keep: Path | None) -> dict[str, Any]:
     weights = load(model)
+    if keep is None:
+        return _write(scramble(weights, scope=scope, seed=seed), weights, saving)
+    _check_place(keep, saving, weights)
     transform = scramble(weights, scope=scope, seed=seed)
-    if keep is not None:
-        save_transform(transform, keep, force=saving.force)
+    # Beside its place first, so that a failure leaves neither a transform without a model nor the reverse.
+    aside = keep.with_name(f".{keep.name}.isobasin-tmp-{os.getpid()}")
     try:
+        save_transform(transform, aside, force=True)
         facts = _write(transform, weights, saving)
-    except BaseException:
-        if keep is not None:
-            keep.unlink(missing_ok=True)
-        raise
-    return facts | ({"transform": str(keep)} if keep else {})
+        aside.replace(keep)
+    finally:
+        aside.unlink(missing_ok=True)
+    return facts | {"transform": str(keep)}
+
+
+def _check_place(keep: Path, saving: Saving, weights: Weights) -> None:
+    """A transform inside the input would change it, inside the output it would be replaced with the folder."""
+    check_free(keep, force=saving.force)
+    for folder in (saving.output, weights.path):
+        if folder is not None and keep.resolve().is_relative_to(folder.resolve()):
+            raise TransformError(f"--save-transform {keep}: lies inside {folder}; choose a place beside it")
 
 
 def apply_transform(transform: Path, model: str, saving: Saving) -> dict[str, Any]:
-    return _write(load_transform(transform), load(model), saving)
+    loaded, weights = load_transform(transform), load(model)
+    check_values(loaded, weights)
+    return _write(loaded, weights, saving)
 
 
 def invert_transform(transform: Path, output: Path, force: bool) -> dict[str, Any]:
@@ -61,7 +76,7 @@ def _write(transform: Transform, weights: Weights, saving: Saving) -> dict[str, 
             nonlocal largest, done
             done += 1
             step(done)
-            if name in moved.changed:
+            if name in moved.changed and tensor.numel():
                 largest = max(largest, float((tensor.to(torch.float64) - weights[name]).abs().max()))
 
         dtypes = moved.save(
@@ -86,10 +101,9 @@ def moved_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise IsobasinError(f"--device {name!r} is no device; expected cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise IsobasinError("--device cuda: this machine has no usable CUDA device; leave it out to use the CPU")
+    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
+        raise IsobasinError(f"--device {name!r} is no device; expected cpu, cuda or cuda:N")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise IsobasinError(f"--device {name}: this machine has no such CUDA device; leave it out to use the CPU")
     return device

@@ -62,6 +62,10 @@ class Coordinate(ABC):
     def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
         """A random value of the size of the present one, far from it, and harmless to precision."""
 
+    def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
+        """The value that brings this model closest to another one; in general simply the other one's value."""
+        return self.read(target)
+
     def usable(self, tensors: Tensors) -> bool:
         """False for the rare models in which it is not free (such as one with a gain of zero)."""
         return True

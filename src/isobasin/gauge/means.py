@@ -30,6 +30,7 @@ class ReaderMean(Coordinate):
     value_rows: tuple[int, ...]
     output: tuple[str, int, str] | None  # the output projection, its axis of heads, its bias
     n_heads: tuple[int, int]
+    free_bias_rows: tuple[int, ...] = ()
     stage = Stage.READER_MEAN
 
     @property
@@ -70,6 +71,26 @@ class ReaderMean(Coordinate):
         mask = torch.zeros_like(like)
         mask[list(self.rows)] = 1
         return mask
+
+    def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
+        """Least squares over weight and bias: they move along (1/γ, −Σ β/γ), whatever the other's gain is."""
+        weight, gain = tensors[self.reader.weight], tensors[self.norm.gain]
+        inverse = 1 / gain
+        rest = contract(target[self.reader.weight] - weight, self.reader.axis, inverse)
+        size = inverse.square().sum()
+        slope = (tensors[self.norm.shift] * inverse).sum() if self.has_shift else torch.zeros_like(size)
+        if self.reader.bias:
+            bias = (target[self.reader.bias] - tensors[self.reader.bias]) * slope * ~self._bias_is_free(rest)
+            rest = rest - bias
+            size = size + slope.square() * ~self._bias_is_free(rest)
+        step = rest / size * (slope if self.constant else 1)
+        return (self.read(tensors) + step) * self._mask(rest)
+
+    def _bias_is_free(self, like: Tensor) -> Tensor:
+        """Rows whose bias takes any value afterwards (keys, values): it does not count as distance."""
+        free = torch.zeros_like(like, dtype=torch.bool)
+        free[list(self.free_bias_rows)] = True
+        return free
 
     def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
         size = value.square().mean().sqrt().clamp(min=0.02)
@@ -183,7 +204,8 @@ def _reader_mean(arch: Architecture, reader: Linear, norm: Norm, has_shift: bool
     if reader.bias or not has_shift:
         assert reader.out_axis is not None
         every = tuple(range(arch.shapes[reader.weight][reader.out_axis]))
-        return ReaderMean(reader, norm, has_shift, folded, words, every, (), None, counts)
+        free = _free_bias_rows(arch, heads, words) if heads else []
+        return ReaderMean(reader, norm, has_shift, folded, words, every, (), None, counts, tuple(free))
     if heads is None:
         return None
     number = heads.name.removeprefix("heads")
@@ -195,6 +217,13 @@ def _reader_mean(arch: Architecture, reader: Linear, norm: Norm, has_shift: bool
         return None
     rows = tuple(sorted(keys + values))
     return ReaderMean(reader, norm, has_shift, folded, words, rows, tuple(values), output, counts)
+
+
+def _free_bias_rows(arch: Architecture, heads: HeadSpace, words: Axis) -> list[int]:
+    number = heads.name.removeprefix("heads")
+    keys = free_key_rows(heads, face_columns(arch, words, f"qk{number}", dual=False))
+    values = face_columns(arch, words, f"vo{number}", dual=False) if output_projection(arch, heads) else []
+    return keys + values
 
 
 def free_key_rows(heads: HeadSpace, rows: list[int]) -> list[int]:

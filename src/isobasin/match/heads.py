@@ -1,0 +1,129 @@
+"""The two stages for one attention layer: which head is which, then the best element inside each head."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import HeadSpace
+from isobasin.errors import IsobasinError
+from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Phases
+from isobasin.match.assignment import GroupedAssignment, assign_grouped
+from isobasin.match.attention import AttentionMatrices
+from isobasin.match.headcost import complete_cost, cosine_cost, product_cost, singular_cost
+from isobasin.match.linear import LinearAlignment, Method, align_linear_factors
+from isobasin.match.rotary import Layout, align_rotary, pair_constants
+
+HeadDistance = Literal["complete", "frobenius", "singular", "cosine"]
+HEAD_DISTANCES = ("complete", "frobenius", "singular", "cosine")
+STAGES = ("none", "orthogonal", "full")
+
+
+@dataclass(frozen=True)
+class HeadMatch:
+    """The element that moves B's heads next to A's, and how each solver ended, per kv head."""
+
+    element: HeadsElement
+    converged: Tensor
+    deficient: Tensor
+
+
+def match_heads(
+    a: AttentionMatrices,
+    b: AttentionMatrices,
+    heads: HeadSpace,
+    *,
+    stage2: Method = "full",
+    distance: HeadDistance = "complete",
+) -> HeadMatch:
+    """Stage 1 by the chosen head distance, Stage 2 inside the heads it paired."""
+    found = pair_heads(a, b, heads, distance)
+    moved = permuted(b, found)
+    vo = _value_output(a, moved, heads, stage2)
+    qk, qk_converged, qk_deficient = _query_key(a, moved, heads, stage2)
+    queries = found.heads.reshape(heads.n_kv_heads, -1) - found.groups[:, None] * heads.group_size
+    element = HeadsElement(found.groups.cpu(), queries.cpu(), qk, Matrix(vo.u.cpu()))
+    return HeadMatch(element, qk_converged & vo.converged, qk_deficient | vo.deficient)
+
+
+def pair_heads(
+    a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, distance: HeadDistance, *, centre: bool = False
+) -> GroupedAssignment:
+    """The cheapest way to send B's heads to A's: Q–K and V–O together, as a head moves as one thing."""
+    if not heads.permutable:
+        return _in_place(heads)
+    cost = query_key_cost(a, b, heads, distance, centre) + _cost(distance, a.v, a.o, b.v, b.o)
+    return assign_grouped(cost, heads.n_kv_heads)
+
+
+def query_key_cost(
+    a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, distance: HeadDistance, centre: bool = False
+) -> Tensor:
+    """`complete` sees every offset of rotary positions; without them it is the plain product."""
+    if distance == "complete" and heads.rotary:
+        return complete_cost(a.q, a.k, b.q, b.k, layout=_layout(heads), rotary=heads.rotary)
+    if centre:
+        return product_cost(a.q, a.k, b.q, b.k, centre=True)
+    return _cost(distance, a.q, a.k, b.q, b.k)
+
+
+def _cost(distance: HeadDistance, x_a: Tensor, y_a: Tensor, x_b: Tensor, y_b: Tensor) -> Tensor:
+    match distance:
+        case "complete" | "frobenius":
+            return product_cost(x_a, y_a, x_b, y_b)
+        case "singular":
+            return singular_cost(x_a, y_a, x_b, y_b)
+        case "cosine":
+            return cosine_cost(x_a, y_a, x_b, y_b)
+    raise IsobasinError(f"--head-distance {distance!r} is unknown, expected one of {', '.join(HEAD_DISTANCES)}")
+
+
+def _in_place(heads: HeadSpace) -> GroupedAssignment:
+    return GroupedAssignment(torch.arange(heads.n_kv_heads), torch.arange(heads.n_heads), 0.0)
+
+
+def permuted(b: AttentionMatrices, found: GroupedAssignment) -> AttentionMatrices:
+    return AttentionMatrices(b.q[found.heads], b.k[found.groups], b.v[found.groups], b.o[found.heads])
+
+
+def stacked(x: Tensor, heads: HeadSpace) -> Tensor:
+    """Query heads of a group under each other: they share one factor, so they are one tall matrix."""
+    return x.reshape(heads.n_kv_heads, -1, x.shape[-1])
+
+
+def _value_output(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method) -> LinearAlignment:
+    return align_linear_factors(a.v, stacked(a.o, heads), b.v, stacked(b.o, heads), method=stage2)
+
+
+def _query_key(
+    a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method
+) -> tuple[Element, Tensor, Tensor]:
+    """Rotary columns by one complex number per pair, the others by a matrix; keys move by the dual of U."""
+    r = heads.rotary
+    q_a, q_b = stacked(a.q, heads), stacked(b.q, heads)
+    still = torch.ones(heads.n_kv_heads, dtype=torch.bool)
+    parts: list[Element] = []
+    converged, deficient = still, ~still
+    if r:
+        parts.append(rotary_element(q_a[..., :r], a.k[..., :r], q_b[..., :r], b.k[..., :r], heads, stage2))
+    if r < heads.d_head:
+        plain = align_linear_factors(q_a[..., r:], a.k[..., r:], q_b[..., r:], b.k[..., r:], method=stage2)
+        parts.append(Matrix(plain.u.cpu()).dual())
+        converged, deficient = plain.converged, plain.deficient
+    return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), converged.cpu(), deficient.cpu()
+
+
+def rotary_element(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: HeadSpace, stage2: Method) -> Phases:
+    """k → k / conj(u): for `orthogonal` only the phase of u, for `none` no turn at all."""
+    c = pair_constants(q_a, k_a, q_b, k_b, layout=_layout(heads))
+    u = align_rotary(c.eta_q, c.eta_k, c.gamma_q, c.gamma_k).u
+    if stage2 == "none":
+        u = torch.ones_like(u)
+    elif stage2 == "orthogonal":
+        u = torch.polar(torch.ones_like(c.eta_q), -(c.gamma_q + c.gamma_k).angle())
+    return Phases((1 / u.conj().resolve_conj()).cpu(), heads.interleaved)
+
+
+def _layout(heads: HeadSpace) -> Layout:
+    return "interleaved" if heads.interleaved else "half"
