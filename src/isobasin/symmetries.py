@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from isobasin.arch import Architecture, HeadSpace, Norm, Space
 from isobasin.errors import IsobasinError
@@ -95,6 +96,7 @@ class Symmetry:
         return all(reader.weight in weights for reader in self.arch.readers(norm.name))
 
 
+@lru_cache(maxsize=16)
 def symmetry(arch: Architecture) -> Symmetry:
     """The whole symmetry of a bound architecture."""
     groups = {name: group_of(space) for name, space in arch.spaces.items() if _in_use(arch, name)}

@@ -27,7 +27,7 @@ class Weights(Mapping[str, Tensor]):
     names: Names
     tensors: Tensors
     dtypes: Mapping[str, torch.dtype]
-    path: Path | None = None
+    checkpoint: Checkpoint | None = None
     changed: frozenset[str] = field(default_factory=frozenset)
     exact: bool = True
 
@@ -39,6 +39,11 @@ class Weights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.arch.tensors)
+
+    @property
+    def path(self) -> Path | None:
+        """The folder it was read from."""
+        return self.checkpoint.path if self.checkpoint else None
 
     @property
     def n_params(self) -> int:
@@ -84,6 +89,19 @@ class Weights(Mapping[str, Tensor]):
         found = {disk: self[name].to(dtypes[name]) for name, disk in self.names.on_disk.items()}
         return found | {copy: found[self.names.on_disk[target]] for copy, target in self.names.copies.items()}
 
+    def _is_plain(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether a tensor can be copied from disk to disk, row by row: unchanged, in its own type, not tied."""
+        shape = self.arch.shapes[name]
+        return (
+            self.checkpoint is not None
+            and name not in self.changed
+            and dtype == self.dtypes[name]
+            and bool(shape)
+            and 0 not in shape
+            and not self.arch.tensors[name].buffer
+            and name not in self.names.copies.values()
+        )
+
     def save(
         self,
         out: str | Path,
@@ -91,11 +109,11 @@ class Weights(Mapping[str, Tensor]):
         dtype: str = "auto",
         force: bool = False,
         max_shard_size: int | str = "5GB",
-        watch: Callable[[str, Tensor], None] | None = None,
+        watch: Callable[[str, Tensor | None], None] | None = None,
     ) -> dict[str, torch.dtype]:
         """Write a complete folder, one tensor in memory at a time; gives back the types that were written.
 
-        `watch` is shown every tensor, by the name of its pattern, as it is written.
+        `watch` is shown every tensor, by the name of its pattern, as it is written; None where it is copied.
         """
         dtypes = self.output_dtypes(dtype)
         source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
@@ -111,6 +129,13 @@ class Weights(Mapping[str, Tensor]):
         ) as writer:
             for disk in writer.order:
                 name = source[disk]
+                if self._is_plain(name, dtypes[name]):
+                    assert self.checkpoint is not None
+                    for start, rows in _blocks(self.checkpoint, disk):
+                        writer.write_rows(disk, start, rows)
+                    if watch:
+                        watch(name, None)
+                    continue
                 tensor = self[name].to(dtypes[name]).cpu().contiguous()
                 writer.write(disk, tensor, finite=not self.arch.tensors[name].buffer)
                 if watch:
@@ -121,6 +146,14 @@ class Weights(Mapping[str, Tensor]):
 def _widest(dtypes: Mapping[str, torch.dtype], arch: Architecture) -> torch.dtype:
     weights = (dtype for name, dtype in dtypes.items() if not arch.tensors[name].buffer)
     return max(weights, key=lambda d: torch.finfo(d).bits)
+
+
+def _blocks(checkpoint: Checkpoint, disk: str, size: int = 2**24) -> Iterator[tuple[int, Tensor]]:
+    """A stored tensor in blocks of rows of about this many bytes."""
+    info = checkpoint.infos[disk]
+    step = max(1, size * info.shape[0] // max(1, info.nbytes))
+    for start in range(0, info.shape[0], step):
+        yield start, checkpoint.rows(disk, start, min(start + step, info.shape[0]))
 
 
 class _ByName(Mapping[str, Tensor]):
@@ -171,7 +204,7 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
             checkpoint.config,
             {name: info.shape for name, info in infos.items()},
             {name: info.dtype for name, info in infos.items()},
-            checkpoint.path,
+            checkpoint,
         )
     if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
         tensors: Tensors = source.state_dict()
@@ -217,11 +250,11 @@ def _weights(
     config: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, torch.dtype],
-    path: Path | None,
+    checkpoint: Checkpoint | None,
 ) -> Weights:
     arch, names = describe(config, shapes)
     by_name = {name: dtypes[disk] for name, disk in names.on_disk.items()}
     for name, disk in names.on_disk.items():
         if not arch.tensors[name].buffer:
             _check_floating(disk, by_name[name])
-    return Weights(arch, dict(config), names, _ByName(tensors, arch, names), by_name, path)
+    return Weights(arch, dict(config), names, _ByName(tensors, arch, names), by_name, checkpoint)

@@ -111,9 +111,12 @@ class Linear:
     bias: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
-    """Spaces, norms and patterns of one model. `tensors` is what a checkpoint may hold, by full name."""
+    """Spaces, norms and patterns of one model. `tensors` is what a checkpoint may hold, by full name.
+
+    Compared by identity, so that what follows from one can be remembered.
+    """
 
     family: str
     positions: str

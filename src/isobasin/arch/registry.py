@@ -58,7 +58,7 @@ FAMILIES = {
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family a config.json names by its `model_type`."""
     name = config.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ArchitectureError(
             f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; "
             "other families need a patterns file of their own"

@@ -72,11 +72,11 @@ def _write(transform: Transform, weights: Weights, saving: Saving) -> dict[str, 
 
     with progress("writing", len(moved), quiet=saving.quiet) as step:
 
-        def watch(name: str, tensor: Tensor) -> None:
+        def watch(name: str, tensor: Tensor | None) -> None:
             nonlocal largest, done
             done += 1
             step(done)
-            if name in moved.changed and tensor.numel():
+            if tensor is not None and name in moved.changed and tensor.numel():
                 largest = max(largest, float((tensor.to(torch.float64) - weights[name]).abs().max()))
 
         dtypes = moved.save(

@@ -5,27 +5,29 @@ removed, and then each free coordinate of the scope takes the value nearest to A
 other, so only one of them is in memory at a time.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from isobasin.arch import HeadSpace
-from isobasin.errors import VerificationError
+from isobasin.errors import IsobasinError
 from isobasin.gauge import Coordinate, Stage
 from isobasin.groups import HeadsElement
-from isobasin.match.attention import AttentionMatrices, attend, attention_matrices
+from isobasin.match.attention import AttentionMatrices, attention_matrices
 from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HeadMatch
 from isobasin.match.matchers import Matcher
+from isobasin.match.verification import layer_change, verify_layer
 from isobasin.symmetries import symmetry
 from isobasin.transform import Transform, Value
 from isobasin.views import Doubled, Tensors, View, chain
-from isobasin.weights import Weights
-
-EXACT = 1e-6  # the largest relative change of a layer's outputs, in float64, that counts as rounding
+from isobasin.weights import Weights, load
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,12 @@ class LayerAlignment:
     name: str
     transform: Transform
     element: HeadsElement
-    tensors: Mapping[str, Tensor]  # what is written, in the output's type; empty where nothing changed
     square_before: float
     square_after: float
     square_reference: float
     converged: bool
     deficient_heads: tuple[int, ...]
-    output_change: float
+    output_change: float | None  # None where it was not verified
 
     @property
     def facts(self) -> dict[str, object]:
@@ -66,12 +67,14 @@ class Alignment:
     distance_after: float
     head_permutation: tuple[tuple[int, ...], ...]
     kv_head_permutation: tuple[tuple[int, ...], ...]
-    max_output_change: float
+    max_output_change: float | None
 
     def __str__(self) -> str:
+        moved = self.max_output_change
+        checked = "not verified" if moved is None else f"outputs moved by at most {moved:.1e}"
         return (
             f"distance {self.distance_before:.4g} → {self.distance_after:.4g} of ‖A‖ over {len(self.per_layer)} "
-            f"attention layers; outputs moved by at most {self.max_output_change:.1e}"
+            f"attention layers; {checked}"
         )
 
 
@@ -118,14 +121,8 @@ class Pairing:
         return Transform(self.b.arch.family, dict(self.b.arch.spaces))
 
 
-def aligned_layers(pairing: Pairing, matcher: Matcher, dtypes: Mapping[str, torch.dtype]) -> Iterator[LayerAlignment]:
-    """Align one layer after the other; `dtypes` is what the result will be stored in."""
-    for heads in pairing.layers:
-        yield align_layer(pairing, heads, matcher, dtypes)
-
-
 def align_layer(
-    pairing: Pairing, heads: HeadSpace, matcher: Matcher, dtypes: Mapping[str, torch.dtype]
+    pairing: Pairing, heads: HeadSpace, matcher: Matcher, dtypes: Mapping[str, torch.dtype], *, verify: bool = True
 ) -> LayerAlignment:
     """Match one layer and keep the best of: element and gauge, element alone, nothing at all."""
     coordinates = pairing.coordinates(heads)
@@ -134,28 +131,28 @@ def align_layer(
     names = sorted(pairing.tensors(heads))
     reference = {name: pairing.reference[name] for name in names}
     original = {name: pairing.b[name] for name in names}
-    best, tensors = pairing.empty(), dict[str, Tensor]()
+    best, written = pairing.empty(), original
     before = least = _square(reference, original)
     for transform in _candidates(pairing, heads, found, coordinates):
         moved = transform.apply(pairing.b, device=pairing.device)
-        written = {name: moved[name].to(dtypes[name]) for name in names if name in moved.changed}
-        square = _square(reference, original | written)
+        stored = {name: moved[name].to(dtypes[name]) if name in moved.changed else original[name] for name in names}
+        square = _square(reference, stored)
         if square < least:
-            best, tensors, least = transform, written, square
-    _verify(pairing, heads, best)
+            best, written, least = transform, stored, square
+    if verify:
+        verify_layer(pairing.b, heads, best, pairing.device)
     element = best.elements.get(heads.name, symmetry(pairing.b.arch).groups[heads.name].identity())
     assert isinstance(element, HeadsElement)
     return LayerAlignment(
         heads.name,
         best,
         element,
-        tensors,
         before,
         least,
         float(sum(t.square().sum() for t in reference.values())),
         bool(found.converged.all()),
         tuple(torch.nonzero(found.deficient).flatten().tolist()),
-        _output_change(pairing, heads, {**original, **tensors}),
+        layer_change(pairing.b, heads, written, pairing.device) if verify else None,
     )
 
 
@@ -168,6 +165,7 @@ def collect(pairing: Pairing, layers: list[LayerAlignment]) -> Alignment:
         {name: v for layer in layers for name, v in layer.transform.gauge.items()},
     )
     scale = max(sum(layer.square_reference for layer in layers), 1e-300)
+    changes = [layer.output_change for layer in layers]
     return Alignment(
         transform,
         tuple(layer.facts for layer in layers),
@@ -175,18 +173,70 @@ def collect(pairing: Pairing, layers: list[LayerAlignment]) -> Alignment:
         (sum(layer.square_after for layer in layers) / scale) ** 0.5,
         tuple(tuple(layer.element.head_permutation.tolist()) for layer in layers),
         tuple(tuple(layer.element.kv.tolist()) for layer in layers),
-        max((layer.output_change for layer in layers), default=0.0),
+        None if None in changes else max((c for c in changes if c is not None), default=0.0),
     )
 
 
-def align(b: Weights, *, to: Weights, matcher: Matcher, device: torch.device | None = None) -> Alignment:
-    """Find the element of B's attention symmetry that brings it closest to A.
+def align(
+    b: Weights,
+    *,
+    to: Weights,
+    matcher: Matcher,
+    dtype: str = "auto",
+    device: torch.device | None = None,
+    workers: int = 1,
+    verify: bool = True,
+    watch: Callable[[int, int], None] | None = None,
+) -> Alignment:
+    """Find the element of B's attention symmetry that brings it closest to A, one layer in memory at a time.
+
+    `dtype` is the type the result will be stored in: distances are those of the stored weights. `workers`
+    processes share the layers (both models must then be folders); `watch(done, of)` is told of each layer.
 
     >>> found = align(b, to=a, matcher=WeightMatching())  # doctest: +SKIP
     >>> moved = found.transform.apply(b)  # doctest: +SKIP
     """
     pairing = Pairing(to, b, matcher.scope, device or torch.device("cpu"))
-    return collect(pairing, list(aligned_layers(pairing, matcher, b.dtypes)))
+    dtypes = replace(b, exact=False).output_dtypes(dtype)
+    if workers > 1:
+        results = aligned_in_processes(pairing, matcher, dtypes, workers=workers, verify=verify)
+    else:
+        results = (align_layer(pairing, heads, matcher, dtypes, verify=verify) for heads in pairing.layers)
+    layers = []
+    for result in results:
+        layers.append(result)
+        if watch:
+            watch(len(layers), len(pairing.layers))
+    return collect(pairing, layers)
+
+
+def aligned_in_processes(
+    pairing: Pairing, matcher: Matcher, dtypes: Mapping[str, torch.dtype], *, workers: int, verify: bool
+) -> Iterator[LayerAlignment]:
+    """The same layers, spread over processes that each open the two folders for themselves."""
+    if pairing.a.path is None or pairing.b.path is None:
+        raise IsobasinError("workers need both models as folders on disk; save them first, or use one worker")
+    threads = max(1, torch.get_num_threads() // workers)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
+        tasks = [
+            pool.submit(_align_in_process, pairing.a.path, pairing.b.path, name.name, matcher, dict(dtypes), verify)
+            for name in pairing.layers
+        ]
+        try:
+            for task in tasks:
+                yield task.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _align_in_process(
+    a: Path, b: Path, name: str, matcher: Matcher, dtypes: Mapping[str, torch.dtype], verify: bool
+) -> LayerAlignment:
+    pairing = Pairing(load(a), load(b), matcher.scope)
+    heads = next(h for h in pairing.layers if h.name == name)
+    return align_layer(pairing, heads, matcher, dtypes, verify=verify)
 
 
 class _Zeros(Mapping[str, Tensor]):
@@ -233,68 +283,3 @@ def _candidates(
 
 def _square(reference: Tensors, tensors: Tensors) -> float:
     return float(sum((tensors[name].to(t) - t).square().sum() for name, t in reference.items()))
-
-
-def _verify(pairing: Pairing, heads: HeadSpace, transform: Transform) -> None:
-    """Refuse an alignment that would change the layer's function by more than rounding, before it is stored."""
-    if not transform.elements and not transform.gauge:
-        return
-    moved = transform.apply(pairing.b, device=pairing.device)
-    change = _output_change(pairing, heads, moved)
-    if not change <= EXACT:
-        raise VerificationError(
-            f"{heads.name}: the alignment found would change the outputs of this layer by {change:.1e} (allowed "
-            f"{EXACT:.0e}); nothing was written: try --stage2 orthogonal, and please report the models"
-        )
-
-
-def _output_change(pairing: Pairing, heads: HeadSpace, tensors: Tensors) -> float:
-    """How much the attention outputs move on random inputs behind the layer's own norm, relative to the largest."""
-    arch = pairing.b.arch
-    before = attention_matrices(arch, heads, pairing.moving)
-    after = attention_matrices(arch, heads, Doubled(tensors, pairing.device))
-    inputs = _inputs(pairing, heads, before.q.shape[-2])
-    outputs = [
-        attend(m, inputs, heads) + _output_bias(pairing, heads, t)
-        for m, t in ((before, pairing.moving), (after, Doubled(tensors, pairing.device)))
-    ]
-    scale = outputs[0].abs().max().clamp(min=1e-300)
-    change = (outputs[1] - outputs[0]).abs()
-    if _is_centred(pairing, heads):
-        difference = outputs[1] - outputs[0]
-        change = (difference - difference.mean(-1, keepdim=True)).abs()
-    return float(change.max() / scale)
-
-
-def _norm_name(pairing: Pairing, heads: HeadSpace) -> str:
-    arch = pairing.b.arch
-    number = heads.name.removeprefix("heads")
-    words = (axis.name for name, *_ in arch.carriers(f"qk{number}") for axis in arch.tensors[name].roles[0].axes)
-    return next(word for word in words if word is not None and word in arch.norms)
-
-
-def _is_centred(pairing: Pairing, heads: HeadSpace) -> bool:
-    """Behind LayerNorms only, what is written along the all-ones vector is not seen."""
-    return all(norm.kind == "layer" for norm in pairing.b.arch.norms.values() if norm.space == "resid")
-
-
-def _inputs(pairing: Pairing, heads: HeadSpace, rows: int, length: int = 24) -> Tensor:
-    """What the layer may read: normalised noise through the norm in front of it, and a one for the biases."""
-    norm = pairing.b.arch.norms[_norm_name(pairing, heads)]
-    gain = pairing.moving[norm.gain]
-    noise = torch.randn(length, len(gain), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    z = noise.to(gain.device)
-    if norm.kind == "layer":
-        z = z - z.mean(-1, keepdim=True)
-    z = z / z.square().mean(-1, keepdim=True).sqrt() * gain
-    if norm.shift in pairing.b.arch.tensors:
-        z = z + pairing.moving[norm.shift]
-    ones = torch.ones(length, rows - z.shape[-1], dtype=z.dtype, device=z.device)
-    return torch.cat([z, ones], -1)
-
-
-def _output_bias(pairing: Pairing, heads: HeadSpace, tensors: Tensors) -> Tensor:
-    from isobasin.gauge.means import output_projection
-
-    output = output_projection(pairing.b.arch, heads)
-    return tensors[output[2]] if output else torch.zeros((), dtype=torch.float64)
