@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "ActivationMatching": "isobasin.match.matchers",
+    "Alignment": "isobasin.match.align",
     "Check": "isobasin.checking",
     "IsobasinError": "isobasin.errors",
     "ModelConfig": "isobasin.model",
+    "ReferenceMatching": "isobasin.match.reference",
     "Symmetry": "isobasin.symmetries",
     "Transform": "isobasin.transform",
     "Transformer": "isobasin.model",
+    "WeightMatching": "isobasin.match.matchers",
     "Weights": "isobasin.weights",
+    "align": "isobasin.match.align",
     "check": "isobasin.checking",
     "load": "isobasin.weights",
     "load_transform": "isobasin.transform_file",
@@ -28,6 +33,9 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from isobasin.checking import Check, check
     from isobasin.errors import IsobasinError
+    from isobasin.match.align import Alignment, align
+    from isobasin.match.matchers import ActivationMatching, WeightMatching
+    from isobasin.match.reference import ReferenceMatching
     from isobasin.model import ModelConfig, Transformer
     from isobasin.normalize import normalize
     from isobasin.symmetries import Symmetry, symmetry
@@ -36,14 +44,19 @@ if TYPE_CHECKING:
     from isobasin.weights import Weights, load
 
 __all__ = [
+    "ActivationMatching",
+    "Alignment",
     "Check",
     "IsobasinError",
     "ModelConfig",
+    "ReferenceMatching",
     "Symmetry",
     "Transform",
     "Transformer",
+    "WeightMatching",
     "Weights",
     "__version__",
+    "align",
     "check",
     "load",
     "load_transform",

@@ -3,14 +3,14 @@
 This is how a symmetry claim is checked: the outputs before and after, on inputs that use every part of the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from isobasin.errors import ArchitectureError
-from isobasin.weights import Weights
+from isobasin.weights import Weights, load
 
 Inputs = dict[str, Tensor]
 OUTPUTS = (
@@ -61,9 +61,23 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
 
 def outputs(weights: Weights, inputs: Sequence[Inputs]) -> Tensor:
     """Everything the model puts out on these inputs, flat, computed in float32."""
-    run = _own(weights) if weights.arch.family == "isobasin" else _pretrained(weights)
+    model = module_of(weights)
     with torch.no_grad():
-        return torch.cat([run(one).flatten() for one in inputs])
+        return torch.cat([_run(weights, model, one) for one in inputs])
+
+
+def record_reads(
+    weights: Weights, inputs: Iterable[Inputs], wanted: Mapping[str, str], add: Callable[[str, Tensor], None]
+) -> None:
+    """Run the model and hand over what some of its weights read: `wanted` maps a weight's name to a label."""
+    model = module_of(weights)
+    places = dict(load(model, dict(weights.config)).names.on_disk)  # names in memory may differ from those on disk
+    for weight, label in wanted.items():
+        module = model.get_submodule(places[weight].rpartition(".")[0])
+        module.register_forward_pre_hook(lambda _, args, label=label: add(label, args[0]))
+    with torch.no_grad():
+        for one in inputs:
+            _run(weights, model, one)
 
 
 def change(before: Tensor, after: Tensor) -> float:
@@ -73,16 +87,26 @@ def change(before: Tensor, after: Tensor) -> float:
     return float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
 
 
-def _own(weights: Weights) -> Callable[[Inputs], Tensor]:
+def _run(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
+    if weights.arch.family == "isobasin":
+        logits: Tensor = model(*inputs.values())
+        return logits.flatten()
+    said = model(**inputs)
+    return torch.cat([said[name].flatten() for name in OUTPUTS if said.get(name) is not None])
+
+
+def module_of(weights: Weights) -> torch.nn.Module:
+    """The model itself, in float32, ready to run: ours, or the class of transformers that config.json names."""
+    if weights.arch.family != "isobasin":
+        return _pretrained(weights)
     from isobasin.model import ModelConfig, Transformer
 
     model = Transformer(ModelConfig.from_dict(dict(weights.config)))
     model.load_state_dict(weights.state_dict("float32"))
-    model.eval()
-    return lambda inputs: model(*inputs.values())
+    return model.eval()
 
 
-def _pretrained(weights: Weights) -> Callable[[Inputs], Tensor]:
+def _pretrained(weights: Weights) -> torch.nn.Module:
     import transformers
     from transformers.utils import logging
 
@@ -98,17 +122,12 @@ def _pretrained(weights: Weights) -> Callable[[Inputs], Tensor]:
     options: dict[str, Any] = {}
     if names[0] in ("BertModel", "ViTModel"):  # config.json does not say whether there is a pooler
         options["add_pooling_layer"] = any("pooler" in name for name in weights)
-    model = kind.from_pretrained(
+    model: torch.nn.Module = kind.from_pretrained(
         None,
         config=config,
         state_dict=weights.state_dict("float32"),
         dtype=torch.float32,
         attn_implementation="eager",
         **options,
-    ).eval()
-
-    def run(inputs: Inputs) -> Tensor:
-        said = model(**inputs)
-        return torch.cat([said[name].flatten() for name in OUTPUTS if said.get(name) is not None])
-
-    return run
+    )
+    return model.eval()

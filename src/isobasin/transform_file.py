@@ -160,12 +160,14 @@ def _check_parts(path: Path, name: str, space: Space | HeadSpace, pieces: Mappin
             )
 
 
-def check_values(transform: Transform, weights: Weights) -> None:
-    """Every free coordinate of the transform has as many numbers as in this model."""
-    tensors, free = Doubled(weights), symmetry(weights.arch).coordinates
+def check_fits(transform: Transform, weights: Weights) -> None:
+    """It is for this model's architecture, and every free coordinate has as many numbers as in this model."""
+    whole = symmetry(weights.arch)
+    transform.check(whole, weights)
+    tensors = Doubled(weights)
     for name, value in transform.gauge.items():
-        expected = free[name].read(tensors).shape if name in free else None
-        if expected is not None and not value.before.shape == value.after.shape == expected:
+        expected = whole.coordinates[name].read(tensors).shape
+        if not value.before.shape == value.after.shape == expected:
             raise TransformError(
                 f"coordinate {name}: the transform holds shape {tuple(value.after.shape)}, expected {tuple(expected)} "
                 "in this model; make the transform again"

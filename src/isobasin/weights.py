@@ -1,6 +1,6 @@
 """A model as this project sees it: an architecture, and its tensors by full name, read when asked for."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -109,11 +109,13 @@ class Weights(Mapping[str, Tensor]):
         dtype: str = "auto",
         force: bool = False,
         max_shard_size: int | str = "5GB",
+        inputs: Sequence[Path] = (),
         watch: Callable[[str, Tensor | None], None] | None = None,
     ) -> dict[str, torch.dtype]:
         """Write a complete folder, one tensor in memory at a time; gives back the types that were written.
 
-        `watch` is shown every tensor, by the name of its pattern, as it is written; None where it is copied.
+        `inputs` are further folders that must not be overwritten. `watch` is shown every tensor, by the name of its
+        pattern, as it is written; None where it is copied.
         """
         dtypes = self.output_dtypes(dtype)
         source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
@@ -123,7 +125,7 @@ class Weights(Mapping[str, Tensor]):
             infos,
             config=self._output_config(dtype, dtypes),
             companions=self.path,
-            inputs=[self.path] if self.path else [],
+            inputs=[*([self.path] if self.path else []), *inputs],
             force=force,
             max_shard_size=max_shard_size,
         ) as writer:

@@ -85,6 +85,40 @@ def scramble(
 
 
 @app.command()
+def align(
+    b: Annotated[str, typer.Argument(metavar="B", help="The model that moves.")],
+    to: Annotated[str, typer.Option("--to", metavar="A", help="The reference; it is only read.")],
+    output: Out,
+    scope: Annotated[str | None, typer.Option(help="first-attention or all-attention.")] = None,
+    matcher: Annotated[str, typer.Option(help="weights, activations (with --data) or reference.")] = "weights",
+    stage2: Annotated[str, typer.Option(help="Inside each head: none, orthogonal or full.")] = "full",
+    head_distance: Annotated[
+        str | None, typer.Option(help="Which head is which: complete, frobenius, singular or cosine.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Unlabeled text, or a .npy file of token ids or pixels.")] = None,
+    verify: Annotated[str, typer.Option(help="layer, model (runs it whole) or none.")] = "layer",
+    save_transform: Annotated[Path | None, typer.Option(help="Also save the transform that was found.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes to share the layers.")] = 1,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    max_shard_size: Shard = "5GB",
+    device: Device = "cpu",
+    cuda: Cuda = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Move B next to A without changing what it computes, in A's own gauge."""
+    from isobasin.cli.aligning import Choices, align_lines, align_model
+    from isobasin.cli.moving import Saving
+
+    saving = Saving(output, dtype, max_shard_size, force, "cuda" if cuda else device, quiet or json)
+    choices = Choices(scope, matcher, stage2, head_distance, data, verify, workers, seed)
+    facts = align_model(b, to, saving, choices, save_transform)
+    emit(facts, align_lines(facts), json)
+
+
+@app.command()
 def apply(
     transform: Annotated[Path, typer.Argument(help="A file written by --save-transform or invert.")],
     model: Model,

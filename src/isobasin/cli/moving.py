@@ -13,7 +13,7 @@ from isobasin.checkpoint import dtype_name
 from isobasin.cli.printing import progress
 from isobasin.errors import IsobasinError, TransformError
 from isobasin.transform import Transform, scramble
-from isobasin.transform_file import check_free, check_values, load_transform, save_transform
+from isobasin.transform_file import check_fits, check_free, load_transform, save_transform
 from isobasin.weights import Weights, load
 
 
@@ -56,7 +56,10 @@ def _check_place(keep: Path, saving: Saving, weights: Weights) -> None:
 
 def apply_transform(transform: Path, model: str, saving: Saving) -> dict[str, Any]:
     loaded, weights = load_transform(transform), load(model)
-    check_values(loaded, weights)
+    try:
+        check_fits(loaded, weights)
+    except TransformError as error:
+        raise TransformError(f"{transform}: {error}") from error
     return _write(loaded, weights, saving)
 
 
@@ -67,7 +70,7 @@ def invert_transform(transform: Path, output: Path, force: bool) -> dict[str, An
 
 def _write(transform: Transform, weights: Weights, saving: Saving) -> dict[str, Any]:
     """Move the model and write it, tensor by tensor, measuring on the way how far the weights went."""
-    moved = transform.apply(weights, device=_device(saving.device))
+    moved = transform.apply(weights, device=device_named(saving.device))
     largest, done = 0.0, 0
 
     with progress("writing", len(moved), quiet=saving.quiet) as step:
@@ -100,7 +103,7 @@ def moved_lines(facts: dict[str, Any]) -> list[str]:
     return [f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}"]
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
     if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
         raise IsobasinError(f"--device {name!r} is no device; expected cpu, cuda or cuda:N")
     device = torch.device(name)

@@ -32,6 +32,11 @@ def _strict(value: Any) -> Any:
     return value
 
 
+def note(text: str) -> None:
+    """A remark for a person, beside the answer."""
+    print(text, file=sys.stderr)
+
+
 class Step(Protocol):
     def __call__(self, done: int) -> None: ...
 

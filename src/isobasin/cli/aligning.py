@@ -1,0 +1,162 @@
+"""The command `align`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isobasin.cli.measuring import Cost
+from isobasin.cli.moving import Saving, device_named
+from isobasin.cli.printing import note, progress
+from isobasin.errors import IsobasinError, VerificationError
+from isobasin.match.align import Alignment, align
+from isobasin.match.heads import HEAD_DISTANCES, STAGES
+from isobasin.match.matchers import ActivationMatching, Matcher, WeightMatching
+from isobasin.match.reference import ReferenceMatching
+from isobasin.moments import reading_roots
+from isobasin.running import change, outputs, random_inputs
+from isobasin.transform_file import save_transform
+from isobasin.weights import Weights, load
+
+MATCHERS = ("weights", "activations", "reference")
+VERIFY = ("layer", "model", "none")
+SCOPES_NOW = ("first-attention", "all-attention")
+TOLERANCE_PER_LAYER = 1e-5
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How to match, as given on the command line."""
+
+    scope: str | None
+    matcher: str
+    stage2: str
+    head_distance: str | None
+    data: Path | None
+    verify: str
+    workers: int
+    seed: int
+
+    def check(self) -> None:
+        for flag, value, allowed in (
+            ("--scope", self.scope or "all-attention", SCOPES_NOW),
+            ("--matcher", self.matcher, MATCHERS),
+            ("--stage2", self.stage2, STAGES),
+            ("--head-distance", self.head_distance or "complete", HEAD_DISTANCES),
+            ("--verify", self.verify, VERIFY),
+        ):
+            if value not in allowed:
+                raise IsobasinError(f"{flag} {value!r} is not available, expected one of {', '.join(allowed)}")
+        if self.workers < 1:
+            raise IsobasinError(f"--workers {self.workers}: expected 1 or more")
+        if self.matcher == "activations" and self.data is None:
+            raise IsobasinError("--matcher activations needs --data: text, or a .npy file of token ids or pixels")
+
+
+def align_model(b: str, to: str, saving: Saving, choices: Choices, keep: Path | None) -> dict[str, Any]:
+    """Align B to A, write the result, and report what it cost and what it changed."""
+    choices.check()
+    if choices.scope is None and not saving.quiet:
+        note("scope: all-attention (whole models are not there yet)")
+    with Cost() as cost:
+        reference, moving = load(to), load(b)
+        matcher = _matcher(choices, reference, moving)
+        with progress("aligning layers", moving.arch.sizes.n_layers, quiet=saving.quiet) as step:
+            found = align(
+                moving,
+                to=reference,
+                matcher=matcher,
+                dtype=saving.dtype,
+                device=device_named(saving.device),
+                workers=choices.workers,
+                verify=choices.verify != "none",
+                watch=lambda done, of: step(done),
+            )
+        largest = _whole_model(found, moving, choices) if choices.verify == "model" else found.max_output_change
+        _write(found, moving, reference, saving, keep)
+    return _facts(found, saving, largest, cost)
+
+
+def _matcher(choices: Choices, a: Weights, b: Weights) -> Matcher:
+    common: dict[str, Any] = {"scope": choices.scope or "all-attention", "stage2": choices.stage2}
+    if choices.head_distance:
+        common["head_distance"] = choices.head_distance
+    if choices.matcher == "reference":
+        return ReferenceMatching(**common)
+    if choices.matcher == "activations":
+        assert choices.data is not None
+        return ActivationMatching(roots=reading_roots(a, b, choices.data, seed=choices.seed), **common)
+    return WeightMatching(**common)
+
+
+def _whole_model(found: Alignment, b: Weights, choices: Choices) -> float:
+    """Run both models, as they are before anything is rounded to the output's type."""
+    inputs = random_inputs(b, seed=choices.seed)
+    largest = change(outputs(b, inputs), outputs(found.transform.apply(b), inputs))
+    if not largest <= TOLERANCE_PER_LAYER * b.arch.sizes.n_layers:
+        raise VerificationError(
+            f"the alignment found would change the model's outputs by {largest:.1e}; nothing written"
+        )
+    return largest
+
+
+def _write(found: Alignment, b: Weights, a: Weights, saving: Saving, keep: Path | None) -> None:
+    moved = found.transform.apply(b, device=device_named(saving.device))
+    if keep is not None:
+        save_transform(found.transform, keep, force=saving.force)
+    try:
+        with progress("writing", len(moved), quiet=saving.quiet) as step:
+            moved.save(
+                saving.output,
+                dtype=saving.dtype,
+                force=saving.force,
+                max_shard_size=saving.max_shard_size,
+                inputs=[a.path] if a.path else [],
+                watch=_counter(step),
+            )
+    except BaseException:
+        if keep is not None:
+            keep.unlink(missing_ok=True)
+        raise
+
+
+def _counter(step: Callable[[int], None]) -> Callable[[str, object], None]:
+    done = 0
+
+    def watch(name: str, tensor: object) -> None:
+        nonlocal done
+        done += 1
+        step(done)
+
+    return watch
+
+
+def _facts(found: Alignment, saving: Saving, largest: float | None, cost: Cost) -> dict[str, Any]:
+    return {
+        "output": str(saving.output),
+        "distance_before": found.distance_before,
+        "distance_after": found.distance_after,
+        "per_layer": list(found.per_layer),
+        "head_permutation": [list(p) for p in found.head_permutation],
+        "kv_head_permutation": [list(p) for p in found.kv_head_permutation],
+        "max_output_change": largest,
+        "seconds": round(cost.seconds, 3),
+        "peak_rss_mb": cost.peak_rss_mb,
+        "peak_anon_mb": cost.peak_anon_mb,
+    }
+
+
+def align_lines(facts: dict[str, Any]) -> list[str]:
+    moved = "not verified" if facts["max_output_change"] is None else f"{facts['max_output_change']:.1e}"
+    rows = [
+        f"  layer {row['layer']:>3}  {row['distance_before']:.4g} → {row['distance_after']:.4g}"
+        + ("" if row["converged"] else "  (not converged)")
+        + (f"  rank-deficient kv heads {row['rank_deficient_kv_heads']}" if row["rank_deficient_kv_heads"] else "")
+        for row in facts["per_layer"]
+    ]
+    return [
+        *rows,
+        f"distance  {facts['distance_before']:.4g} → {facts['distance_after']:.4g} of ‖A‖",
+        f"largest change of outputs  {moved}",
+        f"{facts['output']}: written in {facts['seconds']:.1f} s, {facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",
+    ]
