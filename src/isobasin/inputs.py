@@ -20,35 +20,53 @@ def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4
     """Batches from a .npy array, a text file or a folder of texts; at most MAX_TOKENS tokens or 512 images."""
     if not data.exists():
         raise IsobasinError(f"--data {data}: no such file or folder")
-    if data.suffix == ".npy":
-        yield from _array(data, weights, batch)
-        return
-    ids = _tokens(data, weights)
     limit = _longest(weights, length)
-    rows = ids[: MAX_TOKENS // limit * limit].unfold(0, limit, limit) if len(ids) >= limit else ids[None]
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    if data.suffix == ".npy":
+        name, rows = _array(data, weights, limit)
+    else:
+        name, rows = "input_ids", _pieces(_tokens(data, weights)[None], limit)
+        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     for start in range(0, len(rows), batch):
-        yield {"input_ids": rows[order[start : start + batch]]}
+        yield {name: rows[start : start + batch]}
 
 
-def _array(data: Path, weights: Weights, batch: int) -> Iterator[Inputs]:
+def _array(data: Path, weights: Weights, limit: int) -> tuple[str, Tensor]:
+    """The name of the model's input, and the rows for it."""
     try:
         array = torch.from_numpy(np.load(data, allow_pickle=False))
-    except (ValueError, OSError) as error:
-        raise IsobasinError(f"--data {data}: not a plain numpy array ({error})") from error
-    images = array.dim() == 4
-    if images == array.is_floating_point() and array.dim() in (2, 4):
-        rows = (
-            array[:512].to(torch.float32) if images else array[: max(1, MAX_TOKENS // array.shape[1])].to(torch.int64)
-        )
-        _check_ids(data, rows, weights) if not images else None
-        for start in range(0, len(rows), batch):
-            yield {"pixel_values" if images else "input_ids": rows[start : start + batch]}
-        return
-    raise IsobasinError(
-        f"--data {data}: an array of {array.dtype} with shape {tuple(array.shape)}; expected token ids "
-        "(rows × length, whole numbers) or pixels (images × channels × height × width, floating)"
+    except (ValueError, OSError, TypeError, EOFError) as error:  # TypeError: an archive, words, or objects
+        raise IsobasinError(f"--data {data}: not a plain numpy array of numbers ({error})") from error
+    image = pixels_of(weights)
+    if image is not None and array.is_floating_point() and tuple(array.shape[1:]) == image:
+        if not bool(torch.isfinite(array).all()):
+            raise IsobasinError(f"--data {data}: holds NaN or infinite pixels; expected finite ones")
+        return "pixel_values", array[:512].to(torch.float32)
+    if image is None and not (array.is_floating_point() or array.is_complex()) and array.dim() == 2 and array.shape[1]:
+        ids = _pieces(array.to(torch.int64), limit)
+        _check_ids(data, ids, weights)
+        return "input_ids", ids
+    wanted = (
+        f"pixels (images × {' × '.join(map(str, image))}, floating)" if image else "token ids (rows × length, whole)"
     )
+    raise IsobasinError(
+        f"--data {data}: an array of {array.dtype} with shape {tuple(array.shape)}; this model expects {wanted}"
+    )
+
+
+def _pieces(ids: Tensor, limit: int) -> Tensor:
+    """Rows cut to what the model can read at once, MAX_TOKENS in all."""
+    rows = ids.unfold(1, limit, limit).flatten(0, 1) if ids.shape[1] > limit else ids
+    return rows[: max(1, MAX_TOKENS // max(1, rows.shape[1]))]
+
+
+def pixels_of(weights: Weights) -> tuple[int, int, int] | None:
+    """Channels, height and width of an image for this model; None for a model of tokens."""
+    config = {key: value for key, value in weights.config.items() if value is not None}
+    size = config.get("image_size", 224 if weights.arch.family == "vit" else None)
+    if size is None:
+        return None
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(config.get("num_channels", config.get("n_channels", 3))), int(height), int(width)
 
 
 def _check_ids(data: Path, ids: Tensor, weights: Weights) -> None:
@@ -61,13 +79,15 @@ def _check_ids(data: Path, ids: Tensor, weights: Weights) -> None:
 
 def _tokens(data: Path, weights: Weights) -> Tensor:
     text = _text(data)
+    if pixels_of(weights):
+        raise IsobasinError(f"--data {data}: text, but this model reads images; give pixels as a .npy file")
+    if not text.strip():
+        raise IsobasinError(f"--data {data}: no text in it")
     if weights.arch.family == "isobasin":
         ids = torch.tensor(list(text.encode()), dtype=torch.int64)  # byte-level
     else:
         ids = torch.tensor(_tokenizer(weights)(text)["input_ids"], dtype=torch.int64)
     _check_ids(data, ids, weights)
-    if not len(ids):
-        raise IsobasinError(f"--data {data}: no text in it")
     return ids
 
 
@@ -76,7 +96,8 @@ def _text(data: Path, limit: int = 2**22) -> str:
     parts, size = [], 0
     for file in files:
         try:
-            parts.append(file.read_text(encoding="utf-8")[: limit - size])
+            with file.open(encoding="utf-8") as stream:
+                parts.append(stream.read(limit - size))
         except (UnicodeDecodeError, OSError) as error:
             raise IsobasinError(f"--data {file}: not UTF-8 text ({error})") from error
         size += len(parts[-1])

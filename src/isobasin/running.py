@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isobasin.arch.fields import Fields
 from isobasin.errors import ArchitectureError
 from isobasin.weights import Weights, load
 
@@ -112,22 +113,37 @@ def _pretrained(weights: Weights) -> torch.nn.Module:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    names = weights.config.get("architectures") or [DEFAULT_CLASSES[weights.arch.family]]
-    kind = getattr(transformers, str(names[0]), None)
-    if kind is None or not issubclass(kind, transformers.PreTrainedModel):
-        raise ArchitectureError(f"config.json: architectures names {names[0]!r}, which transformers does not have")
-    config = transformers.AutoConfig.for_model(
-        **{k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")}
-    )
+    name = Fields(weights.config).architecture or DEFAULT_CLASSES[weights.arch.family]
+    kind = getattr(transformers, name, None)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if kind is None or not known:
+        raise ArchitectureError(
+            f"config.json: architectures names {name!r}, which transformers does not have; expected a class such as "
+            f"{DEFAULT_CLASSES[weights.arch.family]}"
+        )
+    settings = {k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")}
     options: dict[str, Any] = {}
-    if names[0] in ("BertModel", "ViTModel"):  # config.json does not say whether there is a pooler
-        options["add_pooling_layer"] = any("pooler" in name for name in weights)
-    model: torch.nn.Module = kind.from_pretrained(
-        None,
-        config=config,
-        state_dict=weights.state_dict("float32"),
-        dtype=torch.float32,
-        attn_implementation="eager",
-        **options,
-    )
-    return model.eval()
+    if name in ("BertModel", "ViTModel"):  # config.json does not say whether there is a pooler
+        options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
+    state = weights.state_dict("float32")
+    try:
+        model, report = kind.from_pretrained(
+            None,
+            config=transformers.AutoConfig.for_model(**settings),
+            state_dict=state,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # an odd configuration can make transformers raise anything
+        raise ArchitectureError(
+            f"config.json: transformers makes no {name} of it ({type(error).__name__}: {error!s:.160}); correct it"
+        ) from error
+    if report["missing_keys"]:  # drawn at random, they would be measured in place of the checkpoint
+        raise ArchitectureError(
+            f"{min(report['missing_keys'])}: transformers expects this tensor in a {name}, the checkpoint does not "
+            "have it: complete the folder or correct architectures in config.json"
+        )
+    ready: torch.nn.Module = model.eval()
+    return ready

@@ -36,7 +36,8 @@ def save_transform(transform: Transform, path: str | Path, *, force: bool = Fals
     }
     for name, value in transform.gauge.items():
         tensors |= {f"gauge/{name}/before": value.before, f"gauge/{name}/after": value.after}
-    metadata = {"format": FORMAT, "version": VERSION, "architecture": json.dumps(transform.header())}
+    # One entry: safetensors writes several in an order that changes from run to run.
+    metadata = {FORMAT: json.dumps({"version": VERSION} | transform.header())}
     data = save({name: t.contiguous() for name, t in tensors.items()}, metadata)
     temporary = path.with_name(f".{path.name}.isobasin-tmp-{os.getpid()}")
     try:
@@ -67,13 +68,15 @@ def load_transform(path: str | Path) -> Transform:
     """Read and check a transform: its format, its parts, its numbers and the groups of its elements."""
     path = Path(path)
     metadata, tensors = _read(path)
-    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+    if FORMAT not in metadata:
         raise TransformError(
-            f"{path}: not a transform of this program (format {metadata.get('format')!r}, version "
-            f"{metadata.get('version')!r}); expected {FORMAT} version {VERSION}, as --save-transform writes"
+            f"{path}: not a transform of this program (no entry {FORMAT} in its header); expected what "
+            "--save-transform writes"
         )
     try:
-        header = json.loads(metadata["architecture"])
+        header = json.loads(metadata[FORMAT])
+        if header["version"] != VERSION:
+            raise ValueError(f"version {header['version']!r:.40}, expected {VERSION!r}")
         spaces = {name: _space(name, entry) for name, entry in header["spaces"].items()}
         family = str(header["family"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -4,18 +4,18 @@ Every check comes as a pair: the move inside the group, which nothing sees, and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from outside import Torn, Undual, act, step_outside
 from subjects import Subject, held, moved, subject
 from torch import Tensor
 
 import tiny
-from isobasin.action import Action
-from isobasin.arch import HeadSpace, Space, Term
+from isobasin.arch import HeadSpace, Space
 from isobasin.gauge import Coordinate, NormCoordinate
-from isobasin.groups import GL, Element, Heads, Matrix, Monomial, RotaryCommutant
+from isobasin.groups import GL, Heads, Matrix, RotaryCommutant
 from isobasin.normalize import normalize
 from isobasin.symmetries import group_of, symmetry
 from isobasin.views import Doubled
@@ -33,12 +33,6 @@ MANY_HEADS = [case.name for case in tiny.CASES if "one-head" not in case.name]
 GROUPED = ["llama-gqa", "llama-biases", "llama-head-dim", "mistral-gqa", "mistral-head-dim", "mistral-window"]
 
 
-def act(weights: Weights, elements: Mapping[str, Element], kind: type[Action] = Action) -> Weights:
-    """The elements straight on the tensors, whether or not they lie in the group."""
-    changes = kind(weights.arch, elements).changes()
-    return held(weights, {name: change(Doubled(weights)) for name, change in changes.items()})
-
-
 def heads_of(s: Subject) -> tuple[HeadSpace, Heads]:
     space = s.weights.arch.spaces["heads0"]
     group = group_of(space)
@@ -48,26 +42,6 @@ def heads_of(s: Subject) -> tuple[HeadSpace, Heads]:
 
 
 # -- spaces ---------------------------------------------------------------------------------------------------
-
-
-def step_outside(kind: str, n: int) -> Element:
-    """The smallest move of an n-dimensional space that a kind does not allow."""
-    order, ones = torch.arange(n), torch.ones(n, dtype=torch.float64)
-    first = (order == 0).double()
-    match kind:
-        case "fixed":  # two coordinates swapped
-            return Monomial(torch.cat([torch.tensor([1, 0]), order[2:]]), ones)
-        case "permutation":  # the sign of all
-            return Monomial(order, -ones)
-        case "permutation±" | "positive":  # one sign
-            return Monomial(order, ones - 2 * first)
-        case "signed" | "orthogonal":  # one scale
-            return Monomial(order, ones + first)
-        case "scaled" | "orthogonal1":  # two coordinates turned
-            turn = torch.eye(n, dtype=torch.float64)
-            turn[:2, :2] = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
-            return Matrix(turn, orthogonal=True)
-    raise AssertionError(kind)
 
 
 @every_case
@@ -111,22 +85,6 @@ def test_absolute_positions_allow_gl_on_either_face_but_not_its_transpose(name: 
         inside = replace(group.identity(), **{face: factor})
         assert s.error(act(s.weights, {"heads0": inside})) <= EXACT
         assert s.error(act(s.weights, {"heads0": inside}, Undual)) > SEEN
-
-
-@dataclass(frozen=True)
-class Undual(Action):
-    """Forgets every `*`: queries move as keys do."""
-
-    def _element(self, term: Term) -> Element | None:
-        return super()._element(replace(term, dual=False))
-
-
-@dataclass(frozen=True)
-class Torn(Action):
-    """Moves queries and keys and leaves values and outputs where they are."""
-
-    def _element(self, term: Term) -> Element | None:
-        return None if term.name.startswith("vo") else super()._element(term)
 
 
 @pytest.mark.parametrize("name", MANY_HEADS)

@@ -39,7 +39,7 @@ def bert(config: Mapping[str, Any]) -> Architecture:
             Space("resid", d, "fixed" if bare else "permutation" if tied else "permutation±", stream=True),
             Space("ff{i}", d_ff, units_kind(c.word("hidden_act", "gelu"))),
             Space("pool", d, "signed" if pooled else "fixed"),
-            Space("mlm", d, units_kind(c.word("hidden_act", "gelu"))),
+            Space("mlm", d, "permutation"),  # a LayerNorm over them: no activation frees a scale or a sign
         ],
         heads=HeadSpace("heads", n_heads, n_heads, d_head),
         norms=_norms(n_layers, bare) | _lm_norm(head, tied),

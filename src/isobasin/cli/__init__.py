@@ -21,6 +21,8 @@ def run(arguments: list[str]) -> int:
 
     try:
         code = app(arguments, prog_name="isobasin", standalone_mode=False)
+        if code == 130:  # what typer makes of an interrupt
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.Exit as stop:
         return stop.exit_code
@@ -30,7 +32,7 @@ def run(arguments: list[str]) -> int:
             print(f"isobasin: {message} (isobasin --help shows how)", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted; nothing was written", file=sys.stderr)
+        print("isobasin: interrupted; no unfinished output is left", file=sys.stderr)
         return 130
     except IsobasinError as error:
         _show_traceback()

@@ -1,21 +1,26 @@
 """The command `align`."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isobasin.checkpoint.sharding import parse_size
+from isobasin.checkpoint.workspace import check_output
 from isobasin.cli.measuring import Cost
 from isobasin.cli.moving import Saving, device_named
 from isobasin.cli.printing import note, progress
-from isobasin.errors import IsobasinError, VerificationError
+from isobasin.errors import IsobasinError, TransformError, VerificationError
 from isobasin.match.align import Alignment, align
+from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HEAD_DISTANCES, STAGES
 from isobasin.match.matchers import ActivationMatching, Matcher, WeightMatching
 from isobasin.match.reference import ReferenceMatching
 from isobasin.moments import reading_roots
 from isobasin.running import change, outputs, random_inputs
-from isobasin.transform_file import save_transform
+from isobasin.transform_file import check_free, save_transform
 from isobasin.weights import Weights, load
 
 MATCHERS = ("weights", "activations", "reference")
@@ -60,8 +65,11 @@ def align_model(b: str, to: str, saving: Saving, choices: Choices, keep: Path | 
         note("scope: all-attention (whole models are not there yet)")
     with Cost() as cost:
         reference, moving = load(to), load(b)
+        check_comparable(reference, moving)
+        _check_places(saving, keep, reference, moving)
         matcher = _matcher(choices, reference, moving)
-        with progress("aligning layers", moving.arch.sizes.n_layers, quiet=saving.quiet) as step:
+        n_layers = 1 if choices.scope == "first-attention" else moving.arch.sizes.n_layers
+        with progress("aligning layers", n_layers, quiet=saving.quiet) as step:
             found = align(
                 moving,
                 to=reference,
@@ -74,7 +82,22 @@ def align_model(b: str, to: str, saving: Saving, choices: Choices, keep: Path | 
             )
         largest = _whole_model(found, moving, choices) if choices.verify == "model" else found.max_output_change
         _write(found, moving, reference, saving, keep)
-    return _facts(found, saving, largest, cost)
+    return _facts(found, saving, largest, cost) | ({"transform": str(keep)} if keep else {})
+
+
+def _check_places(saving: Saving, keep: Path | None, a: Weights, b: Weights) -> None:
+    """Refuse outputs in the way or inside an input, unknown types and sizes, before anything is computed."""
+    inputs = [model.path for model in (a, b) if model.path]
+    with suppress(OSError):  # a place that can not be looked at is for the writer to tell
+        check_output(saving.output.resolve(), inputs, force=saving.force)
+    b.output_dtypes(saving.dtype)
+    parse_size(saving.max_shard_size)
+    if keep is None:
+        return
+    check_free(keep, force=saving.force)
+    for folder in (saving.output, *inputs):
+        if keep.resolve().is_relative_to(folder.resolve()):
+            raise TransformError(f"--save-transform {keep}: lies inside {folder}; choose a place beside it")
 
 
 def _matcher(choices: Choices, a: Weights, b: Weights) -> Matcher:
@@ -102,9 +125,11 @@ def _whole_model(found: Alignment, b: Weights, choices: Choices) -> float:
 
 def _write(found: Alignment, b: Weights, a: Weights, saving: Saving, keep: Path | None) -> None:
     moved = found.transform.apply(b, device=device_named(saving.device))
-    if keep is not None:
-        save_transform(found.transform, keep, force=saving.force)
+    # Beside its place first, so that a failure leaves neither a transform without a model nor the reverse.
+    aside = keep and keep.with_name(f".{keep.name}.isobasin-tmp-{os.getpid()}")
     try:
+        if aside:
+            save_transform(found.transform, aside, force=True)
         with progress("writing", len(moved), quiet=saving.quiet) as step:
             moved.save(
                 saving.output,
@@ -114,10 +139,11 @@ def _write(found: Alignment, b: Weights, a: Weights, saving: Saving, keep: Path 
                 inputs=[a.path] if a.path else [],
                 watch=_counter(step),
             )
-    except BaseException:
-        if keep is not None:
-            keep.unlink(missing_ok=True)
-        raise
+        if aside and keep:
+            aside.replace(keep)
+    finally:
+        if aside:
+            aside.unlink(missing_ok=True)
 
 
 def _counter(step: Callable[[int], None]) -> Callable[[str, object], None]:

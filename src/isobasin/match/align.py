@@ -23,7 +23,7 @@ from isobasin.match.attention import AttentionMatrices, attention_matrices
 from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HeadMatch
 from isobasin.match.matchers import Matcher
-from isobasin.match.verification import layer_change, verify_layer
+from isobasin.match.verification import check_element, layer_change, verify_layer
 from isobasin.symmetries import symmetry
 from isobasin.transform import Transform, Value
 from isobasin.views import Doubled, Tensors, View, chain
@@ -128,9 +128,10 @@ def align_layer(
     coordinates = pairing.coordinates(heads)
     bare_a = _bare(pairing.reference, pairing, heads, coordinates)
     found = matcher.match(bare_a, _bare(pairing.moving, pairing, heads, coordinates), heads)
+    check_element(pairing.b, heads, found.element)
     names = sorted(pairing.tensors(heads))
     reference = {name: pairing.reference[name] for name in names}
-    original = {name: pairing.b[name] for name in names}
+    original = {name: pairing.b[name].to(dtypes[name]) for name in names}
     best, written = pairing.empty(), original
     before = least = _square(reference, original)
     for transform in _candidates(pairing, heads, found, coordinates):
@@ -220,8 +221,17 @@ def aligned_in_processes(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, torch.set_num_threads, (threads,)) as pool:
         tasks = [
-            pool.submit(_align_in_process, pairing.a.path, pairing.b.path, name.name, matcher, dict(dtypes), verify)
-            for name in pairing.layers
+            pool.submit(
+                _align_in_process,
+                pairing.a.path,
+                pairing.b.path,
+                heads.name,
+                matcher,
+                dict(dtypes),
+                pairing.device,
+                verify,
+            )
+            for heads in pairing.layers
         ]
         try:
             for task in tasks:
@@ -232,9 +242,15 @@ def aligned_in_processes(
 
 
 def _align_in_process(
-    a: Path, b: Path, name: str, matcher: Matcher, dtypes: Mapping[str, torch.dtype], verify: bool
+    a: Path,
+    b: Path,
+    name: str,
+    matcher: Matcher,
+    dtypes: Mapping[str, torch.dtype],
+    device: torch.device,
+    verify: bool,
 ) -> LayerAlignment:
-    pairing = Pairing(load(a), load(b), matcher.scope)
+    pairing = Pairing(load(a), load(b), matcher.scope, device)
     heads = next(h for h in pairing.layers if h.name == name)
     return align_layer(pairing, heads, matcher, dtypes, verify=verify)
 

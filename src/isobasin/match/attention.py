@@ -25,11 +25,10 @@ class AttentionMatrices:
     o: Float[Tensor, "h d n"]
 
     def weighted(self, root: Float[Tensor, "rows rows"] | None) -> "AttentionMatrices":
-        """Q, K, V as seen by inputs with this second moment (its square root)."""
+        """Q, K, V as seen by inputs with this second moment (its square root): ‖ΣQ½‖² is the mean of ‖yQ‖²."""
         if root is None:
             return self
-        rows = self.q.shape[-2]
-        part = root[:rows, :rows]
+        part = root[:, : self.q.shape[-2]]  # all its rows: a corner of the root is not the root of a corner
         return AttentionMatrices(part @ self.q, part @ self.k, part @ self.v, self.o)
 
     @property

@@ -6,26 +6,31 @@ from typing import Any
 from isobasin.errors import ArchitectureError
 from isobasin.weights import Weights
 
-# What changes the function without changing a shape; a key that is absent in both is equal in both.
-_SETTINGS = (
-    "hidden_act",
-    "activation_function",
-    "layer_norm_eps",
-    "layer_norm_epsilon",
-    "rms_norm_eps",
-    "norm_eps",
-    "use_parallel_residual",
-    "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx",
-    "sliding_window",
-    "causal",
-    "feed_forward",
-    "positions",
-    "rotary_layout",
-    "rotary_dims",
-    "patch_size",
-    "image_size",
-)
+# What changes the function without changing a shape, with what transformers takes where config.json has no such key:
+# older files leave out what newer ones spell out.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"hidden_act": "silu", "rms_norm_eps": 1e-6},
+    "mistral": {"hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": 4096},
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
+    "bert": {"hidden_act": "gelu", "layer_norm_eps": 1e-12},
+    "vit": {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224},
+    "gpt_neox": {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "use_parallel_residual": True},
+    "isobasin": {
+        "positions": "none",
+        "norm": "layer",
+        "post_norm": False,
+        "feed_forward": "gelu",
+        "causal": False,
+        "norm_eps": 1e-5,
+        "image_size": None,
+        "patch_size": None,
+    },
+}
 
 
 def check_comparable(a: Weights, b: Weights) -> None:
@@ -36,7 +41,8 @@ def check_comparable(a: Weights, b: Weights) -> None:
     for key, value in sizes_a.items():
         if value != sizes_b[key]:
             _refuse(key, value, sizes_b[key])
-    if rope(a.config) != rope(b.config):
+    rotary = any(heads.rotary for heads in a.arch.heads())
+    if rotary and rope(a.config) != rope(b.config):
         _refuse("rotary positions", rope(a.config), rope(b.config))
     for name in a.arch.spaces:
         if a.arch.spaces[name] != b.arch.spaces.get(name):
@@ -44,9 +50,9 @@ def check_comparable(a: Weights, b: Weights) -> None:
     for name in sorted(_weights(a) | _weights(b)):
         if a.arch.shapes.get(name) != b.arch.shapes.get(name):
             _refuse(f"tensor {name}", a.arch.shapes.get(name, "absent"), b.arch.shapes.get(name, "absent"))
-    for key in _SETTINGS:
-        if a.config.get(key) != b.config.get(key):
-            _refuse(f"config.json: {key}", a.config.get(key), b.config.get(key))
+    for key, default in SETTINGS[a.arch.family].items():
+        if a.config.get(key, default) != b.config.get(key, default):
+            _refuse(f"config.json: {key}", a.config.get(key, default), b.config.get(key, default))
 
 
 def _weights(model: Weights) -> set[str]:
@@ -54,7 +60,10 @@ def _weights(model: Weights) -> set[str]:
 
 
 def rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Base, type and scaling of rotary positions, whichever way a config.json spells them."""
+    """Base, type and scaling of rotary positions, whichever way a config.json spells them.
+
+    How many columns turn is a size of the heads, and compared there.
+    """
     table: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         table |= config.get(key) or {}
@@ -67,16 +76,8 @@ def rope(config: Mapping[str, Any]) -> dict[str, Any]:
         10000.0,
     )
     kind = table.get("rope_type", table.get("type", "default"))
-    fraction = next(
-        (
-            v
-            for v in (config.get("rotary_pct"), config.get("partial_rotary_factor"), table.get("partial_rotary_factor"))
-            if v is not None
-        ),
-        None,
-    )
     rest = {k: v for k, v in table.items() if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")}
-    return {"base": float(base), "type": kind, "fraction": fraction, **rest}
+    return {"base": float(base), "type": kind, **rest}
 
 
 def _refuse(what: str, a: object, b: object) -> None:

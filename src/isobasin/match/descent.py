@@ -10,7 +10,8 @@ c_k = C_K V and E = c_kᵀ − g_k:
     ½ Hessian       H(X) = X g_q + g_k X − E Xᵀ − Xᵀ E
     Gauss–Newton    X g_q + g_k X = R, a Sylvester equation: one division in the eigenbases of g_k and g_q
 
-Newton's equation H(X) = R is solved by conjugate gradients preconditioned by the Sylvester solve. The first
+Newton's equation H(X) = R is solved by conjugate gradients preconditioned by the Sylvester solve at an earlier U
+(its eigenbases are renewed every few steps: they cost more than anything else). The first
 iterate points along the Gauss–Newton step, and related heads need little more; unrelated heads, where
 Gauss–Newton alone crawls for hundreds of steps, get true Newton steps. Each iteration costs n³ per head,
 whatever d is.
@@ -26,6 +27,8 @@ from isobasin.shapes import Bool, Float, Int
 
 MAX_INNER = 20  # conjugate gradient steps for one Newton step; more buy nothing far from the minimum
 MAX_HALVINGS = 40
+FORCING = 0.3  # how far the residual of Newton's equation must fall at first; the gradient's root later
+RENEW = 6  # Newton steps that share one pair of eigenbases
 REACH = 10.0  # a start gives up when this many times its promised fall does not reach its rival
 
 
@@ -46,8 +49,8 @@ class Grams:
         return (self.gq_a + self.gk_a).diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def __getitem__(self, heads: Tensor) -> "Grams":
-        """Some heads of a batch."""
-        return Grams(*(block[heads] for block in self.blocks))
+        """Some heads of a batch, by ascending index; all of them are the batch itself, not a copy."""
+        return self if len(heads) == len(self.gq) else Grams(*(block[heads] for block in self.blocks))
 
     @property
     def blocks(self) -> tuple[Tensor, ...]:
@@ -76,6 +79,8 @@ class _Frame:
     size: Tensor
 
     def __getitem__(self, heads: Tensor) -> "_Frame":
+        if bool(heads.all()):
+            return self
         return _Frame(self.rhs[heads], self.gq[heads], self.gk[heads], self.e[heads], self.size[heads])
 
 
@@ -110,26 +115,30 @@ def descend(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol:
     gradient = torch.full_like(value, torch.inf)
     done, steps = torch.zeros_like(value, dtype=torch.bool), torch.zeros_like(value, dtype=torch.int64)
     left = torch.arange(len(u), device=u.device)
-    for _ in range(max_steps + 1):
+    sylvester: _Sylvester | None = None
+    for step in range(max_steps + 1):
         frame = _frame(grams[left], u[left])
         gradient = gradient.index_copy(0, left, _norm(frame.rhs) / frame.size)
         ready = gradient[left] <= tol
         done, left, frame = done.index_fill(0, left[ready], True), left[~ready], frame[~ready]
         if not len(left):
             break
-        x = _newton_step(frame, forcing=gradient[left].sqrt().clamp(max=0.1))
+        renew = sylvester is None or step % RENEW == 0
+        sylvester = _Sylvester.of(frame) if renew or sylvester is None else sylvester[~ready]
+        x = _newton_step(frame, sylvester, forcing=gradient[left].sqrt().clamp(max=FORCING))
         promise = _dot(frame.rhs, x)
         ready = promise <= floor[left]
         done = done.index_fill(0, left[ready], True)
         best = value.reshape(rivals, -1).amin(0).repeat(rivals)
         going = ~ready & (steps[left] < max_steps) & (value[left] - REACH * promise <= best[left])
-        left, x, promise = left[going], x[going], promise[going]
+        left, x, promise, sylvester = left[going], x[going], promise[going], sylvester[going]
         if not len(left):
             break
         new, new_value, moved = _line_search(grams[left], u[left], value[left], x, promise)
         u, value = u.index_copy(0, left, new), value.index_copy(0, left, new_value)
         steps = steps.index_add(0, left, moved.long())
-        left = left[moved]  # nothing lower along a direction of descent: rounding is in the way
+        # nothing lower along a direction of descent: rounding is in the way
+        left, sylvester = left[moved], sylvester[moved]
         if not len(left):
             break
     return Descent(u, value, gradient, done, steps)
@@ -143,26 +152,47 @@ def _frame(grams: Grams, u: Tensor) -> _Frame:
     return _Frame(cq - ck - gq + gk, gq, gk, ck - gk, size.clamp_min(torch.finfo(u.dtype).tiny))
 
 
-def _newton_step(frame: _Frame, forcing: Tensor) -> Tensor:
-    """H(X) = R by conjugate gradients, in the eigenbases, where the preconditioner is a division."""
-    values_q, basis_q = torch.linalg.eigh(frame.gq)
-    values_k, basis_k = torch.linalg.eigh(frame.gk)
-    divisor: Tensor = values_k.unsqueeze(-1) + values_q.unsqueeze(-2)
-    divisor = divisor.clamp_min(torch.finfo(divisor.dtype).eps * divisor.amax((-1, -2), keepdim=True))
-    turn, e = basis_k.mT @ basis_q, basis_k.mT @ frame.e @ basis_q
+@dataclass(frozen=True)
+class _Sylvester:
+    """Solves X g_q + g_k X = R by one division in the eigenbases of g_k and g_q."""
 
-    def hessian(x: Tensor) -> Tensor:
-        out: Tensor = divisor * x - e @ (x.mT @ turn) - turn @ (x.mT @ e)
+    basis_q: Tensor
+    basis_k: Tensor
+    divisor: Tensor
+
+    @staticmethod
+    def of(frame: _Frame) -> "_Sylvester":
+        values_q, basis_q = torch.linalg.eigh(frame.gq)
+        values_k, basis_k = torch.linalg.eigh(frame.gk)
+        divisor: Tensor = values_k.unsqueeze(-1) + values_q.unsqueeze(-2)
+        floor = torch.finfo(divisor.dtype).eps * divisor.amax((-1, -2), keepdim=True)
+        return _Sylvester(basis_q, basis_k, divisor.clamp_min(floor))
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        out: Tensor = self.basis_k @ (self.basis_k.mT @ rhs @ self.basis_q / self.divisor) @ self.basis_q.mT
         return out
 
-    x = _conjugate_gradients(hessian, divisor, basis_k.mT @ frame.rhs @ basis_q, forcing)
-    step: Tensor = basis_k @ x @ basis_q.mT
-    return step
+    def __getitem__(self, heads: Tensor) -> "_Sylvester":
+        if bool(heads.all()):
+            return self
+        return _Sylvester(self.basis_q[heads], self.basis_k[heads], self.divisor[heads])
 
 
-def _conjugate_gradients(hessian: Callable[[Tensor], Tensor], divisor: Tensor, rhs: Tensor, forcing: Tensor) -> Tensor:
+def _newton_step(frame: _Frame, sylvester: _Sylvester, forcing: Tensor) -> Tensor:
+    """H(X) = R by preconditioned conjugate gradients."""
+
+    def hessian(x: Tensor) -> Tensor:
+        out: Tensor = x @ frame.gq + frame.gk @ x - frame.e @ x.mT - x.mT @ frame.e
+        return out
+
+    return _conjugate_gradients(hessian, sylvester.solve, frame.rhs, forcing)
+
+
+def _conjugate_gradients(
+    hessian: Callable[[Tensor], Tensor], solve: Callable[[Tensor], Tensor], rhs: Tensor, forcing: Tensor
+) -> Tensor:
     """Per head until the residual has fallen by `forcing`, or up to the first direction without curvature."""
-    x, residual, p = torch.zeros_like(rhs), rhs, rhs / divisor
+    x, residual, p = torch.zeros_like(rhs), rhs, solve(rhs)
     product = first = _dot(residual, p)
     alive = first > 0
     for inner in range(MAX_INNER):
@@ -173,7 +203,7 @@ def _conjugate_gradients(hessian: Callable[[Tensor], Tensor], divisor: Tensor, r
             x = torch.where(_wide(alive & ~good), p, x)
         alpha = _wide(torch.where(good, product / curvature, 0))
         x, residual = x + alpha * p, residual - alpha * hp
-        z = residual / divisor
+        z = solve(residual)
         new = _dot(residual, z)
         alive = good & (new > forcing**2 * first)
         if not bool(alive.any()):

@@ -8,16 +8,18 @@ from torch import Tensor
 
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
-from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Phases
+from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
 from isobasin.match.assignment import GroupedAssignment, assign_grouped
 from isobasin.match.attention import AttentionMatrices
 from isobasin.match.headcost import complete_cost, cosine_cost, product_cost, singular_cost
-from isobasin.match.linear import LinearAlignment, Method, align_linear_factors
+from isobasin.match.linear import Method, align_matrices
 from isobasin.match.rotary import Layout, align_rotary, pair_constants
 
 HeadDistance = Literal["complete", "frobenius", "singular", "cosine"]
 HEAD_DISTANCES = ("complete", "frobenius", "singular", "cosine")
 STAGES = ("none", "orthogonal", "full")
+RANK = 1e-6  # singular values below this share of the largest are the rounding of a float32 file
+WIDEST = 1e3  # how far |u| of a rotary pair may be from the others': a transform file holds a ratio of 1e6
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,18 @@ def match_heads(
     stage2: Method = "full",
     distance: HeadDistance = "complete",
 ) -> HeadMatch:
-    """Stage 1 by the chosen head distance, Stage 2 inside the heads it paired."""
+    """Stage 1 by the chosen head distance, Stage 2 inside the heads it paired.
+
+    Rank-deficient heads: directions that hold nothing but rounding are taken as empty, and what the weights then
+    do not determine is drawn to the identity (`linear`), so that no element is worse conditioned than float32 carries.
+    """
     found = pair_heads(a, b, heads, distance)
     moved = permuted(b, found)
-    vo = _value_output(a, moved, heads, stage2)
-    qk, qk_converged, qk_deficient = _query_key(a, moved, heads, stage2)
+    vo, vo_converged = _linear(a.v, stacked(a.o, heads), moved.v, stacked(moved.o, heads), stage2)
+    qk, qk_converged = _query_key(a, moved, heads, stage2)
     queries = found.heads.reshape(heads.n_kv_heads, -1) - found.groups[:, None] * heads.group_size
-    element = HeadsElement(found.groups.cpu(), queries.cpu(), qk, Matrix(vo.u.cpu()))
-    return HeadMatch(element, qk_converged & vo.converged, qk_deficient | vo.deficient)
+    element = HeadsElement(found.groups.cpu(), queries.cpu(), qk, vo)
+    return HeadMatch(element, qk_converged & vo_converged, rank_deficient(a, moved, heads))
 
 
 def pair_heads(
@@ -92,26 +98,45 @@ def stacked(x: Tensor, heads: HeadSpace) -> Tensor:
     return x.reshape(heads.n_kv_heads, -1, x.shape[-1])
 
 
-def _value_output(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method) -> LinearAlignment:
-    return align_linear_factors(a.v, stacked(a.o, heads), b.v, stacked(b.o, heads), method=stage2)
+def rank_deficient(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> Tensor:
+    """Which kv heads have, in A or B, a Q, K, V or O (of all their query heads) that is not of full column rank."""
+    sides = (x for m in (a, b) for x in (stacked(m.q, heads), m.k, m.v, stacked(m.o, heads)))
+    return torch.stack([_empty_directions(x)[1].any(-1) for x in sides]).any(0).cpu()
 
 
-def _query_key(
-    a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method
-) -> tuple[Element, Tensor, Tensor]:
+def _empty_directions(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The right singular vectors of each head, as columns, and which of them hold nothing but rounding."""
+    values, basis = torch.linalg.eigh(x.mT @ x)
+    return basis, values <= RANK**2 * values[..., -1:]
+
+
+def _without_rounding(x: Tensor) -> Tensor:
+    """The same heads with their empty directions truly empty."""
+    basis, empty = _empty_directions(x)
+    if not bool(empty.any()):
+        return x
+    hidden = basis * empty.unsqueeze(-2)
+    return x - x @ hidden @ hidden.mT
+
+
+def _linear(x_a: Tensor, y_a: Tensor, x_b: Tensor, y_b: Tensor, stage2: Method) -> tuple[Matrix, Tensor]:
+    """The U of X_B Uᵀ ≈ X_A, Y_B U⁻¹ ≈ Y_A, per kv head, and whether each solver converged."""
+    found = align_matrices(*map(_without_rounding, (x_a, y_a, x_b, y_b)), method=stage2)
+    return GL(x_a.shape[-1]).project(found.u.cpu()), found.converged.cpu()
+
+
+def _query_key(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method) -> tuple[Element, Tensor]:
     """Rotary columns by one complex number per pair, the others by a matrix; keys move by the dual of U."""
     r = heads.rotary
     q_a, q_b = stacked(a.q, heads), stacked(b.q, heads)
-    still = torch.ones(heads.n_kv_heads, dtype=torch.bool)
+    converged = torch.ones(heads.n_kv_heads, dtype=torch.bool)
     parts: list[Element] = []
-    converged, deficient = still, ~still
     if r:
         parts.append(rotary_element(q_a[..., :r], a.k[..., :r], q_b[..., :r], b.k[..., :r], heads, stage2))
     if r < heads.d_head:
-        plain = align_linear_factors(q_a[..., r:], a.k[..., r:], q_b[..., r:], b.k[..., r:], method=stage2)
-        parts.append(Matrix(plain.u.cpu()).dual())
-        converged, deficient = plain.converged, plain.deficient
-    return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), converged.cpu(), deficient.cpu()
+        plain, converged = _linear(q_a[..., r:], a.k[..., r:], q_b[..., r:], b.k[..., r:], stage2)
+        parts.append(plain.dual())
+    return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), converged
 
 
 def rotary_element(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: HeadSpace, stage2: Method) -> Phases:
@@ -122,7 +147,16 @@ def rotary_element(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: He
         u = torch.ones_like(u)
     elif stage2 == "orthogonal":
         u = torch.polar(torch.ones_like(c.eta_q), -(c.gamma_q + c.gamma_k).angle())
-    return Phases((1 / u.conj().resolve_conj()).cpu(), heads.interleaved)
+    return phases(u, heads)
+
+
+def phases(u: Tensor, heads: HeadSpace) -> Phases:
+    """How keys move. Pairs that hold next to nothing ask for any |u|: it stays within reach of the others'."""
+    size = u.abs()
+    middle = size.median()
+    held = size.clamp(middle / WIDEST, middle * WIDEST)
+    near = torch.where(held == size, u, u * (held / size))
+    return Phases((1 / near.conj().resolve_conj()).cpu(), heads.interleaved)
 
 
 def _layout(heads: HeadSpace) -> Layout:

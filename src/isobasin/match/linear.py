@@ -1,17 +1,18 @@
 """Stage 2 for GL(n): the U that brings head B closest to A, `Q_B Uᵀ ≈ Q_A`, `K_B U⁻¹ ≈ K_A` (or V and O).
 
-Starts in closed form, each with both signs of det U (which descent can not change), then Newton (`descent`),
-and the best of everything seen. All heads are one batch: shapes are (*batch, d, n) and (*batch, n, n).
+Starts in closed form, with both signs of det U (which descent can not change), then Newton (`descent`), and the
+best of everything seen. All heads are one batch: shapes are (*batch, d, n) and (*batch, n, n).
 
-* Orthogonal start: U = polar(C_Q + C_K). Descended from only where the balanced start leaves more than a
-  quarter of ‖A‖²: unrelated heads have many local minima, related heads have one that counts.
+* Orthogonal start: U = polar(C_Q + C_K). Descended from, as are the starts of the other determinant, only where
+  the balanced start leaves more than a quarter of ‖A‖²: unrelated heads have many local minima, related heads
+  have one that counts.
 * Balanced start: choose coordinates F in which Q and K of a head have the same diagonal Gram Σ. From
   Q = Y_q R_q, K = Y_k R_k and the SVD R_q R_kᵀ = Z Σ Wᵀ, F⁻¹ = R_k⁻¹ W Σ^½ and Fᵀ = R_q⁻¹ Z Σ^½. What is
   left of the group there is O(n), so U = F_A⁻¹ polar(F_A C_Q F_Bᵀ + F_A⁻ᵀ C_K F_B⁻¹) F_B: exact for a
   planted element.
 
 `align_linear` needs Grams only, and loses eps · cond² of the head; `align_linear_factors` has the matrices
-and loses eps · cond.
+and loses eps · cond. `align_matrices` takes the first, and the second for the heads that need it.
 
 Rank-deficient heads. Where a Gram of A or B is singular to rounding, U is not determined. Rule: such a head
 is solved with the rows √δ I appended to the deficient side (Q or K) of both A and B, δ = 1e-12 of its largest
@@ -32,20 +33,30 @@ from isobasin.shapes import Bool, Float, Int
 
 Method = Literal["full", "orthogonal", "none"]
 
+CLOSE = 0.05  # of ‖A‖²: below this no other start is worth a look
+ROUGH = 1e-3  # relative gradient at which starts are compared
+MARGIN = 0.02  # of ‖A‖²: how far behind the best a start may be then and still go on
 RIDGE = 1e-12
+WELL = 1e-2  # diagonal ratio of a Cholesky factor above which a head is well conditioned
+POLAR_STEPS = 30
+BAD = 1e5  # condition of a head, as its Cholesky factor shows it, beyond which Grams lose too many digits
 RELATED = 0.25  # of ‖A‖²: what is left between heads that have found each other
 
 
 @dataclass(frozen=True)
 class LinearAlignment:
-    """Per head: the element, L there, whether it is stationary, Newton steps, the condition number of U."""
+    """Per head: the element, L there, whether it is stationary, Newton steps, whether its rank was deficient."""
 
     u: Float[Tensor, "*batch n n"]
     objective: Float[Tensor, "*batch"]
     converged: Bool[Tensor, "*batch"]
     steps: Int[Tensor, "*batch"]
-    condition: Float[Tensor, "*batch"]
     deficient: Bool[Tensor, "*batch"]
+
+    @property
+    def condition(self) -> Float[Tensor, "*batch"]:
+        spread = torch.linalg.svdvals(self.u)
+        return spread[..., 0] / spread[..., -1]
 
 
 def head_grams(
@@ -75,14 +86,14 @@ def align_linear(grams: Grams, *, method: Method = "full", max_steps: int = 100,
     grams = Grams(*(block.reshape(-1, *block.shape[-2:]).to(torch.float64) for block in grams.blocks))
     _require_finite(*grams.blocks)
     threshold = 16 * grams.gq.shape[-1] * torch.finfo(torch.float64).eps
-    delta_q, bad_q = _ridge(torch.linalg.eigvalsh(grams.gq), torch.linalg.eigvalsh(grams.gq_a), threshold)
-    delta_k, bad_k = _ridge(torch.linalg.eigvalsh(grams.gk), torch.linalg.eigvalsh(grams.gk_a), threshold)
+    delta_q, bad_q = _ridge(_spectrum(grams.gq), _spectrum(grams.gq_a), threshold)
+    delta_k, bad_k = _ridge(_spectrum(grams.gk), _spectrum(grams.gk_a), threshold)
     rows_q, rows_k = _multiples(delta_q, grams.gq), _multiples(delta_k, grams.gk)
     q = [block + rows_q for block in (grams.gq, grams.cq, grams.gq_a)]
     k = [block + rows_k for block in (grams.gk, grams.ck, grams.gk_a)]
 
     def solve() -> _Solved:
-        a, b = (_balance(_cholesky(q[i]), _cholesky(k[i])) for i in (2, 0))
+        a, b = _balance_grams(q[2], k[2]), _balance_grams(q[0], k[0])
         inside = Grams(_diagonal(b.sigma), q[1] @ b.f.mT, _diagonal(b.sigma), k[1] @ b.inverse, q[2], k[2])
         return _solve(inside, a, b, a.f @ inside.cq + a.inverse.mT @ inside.ck, q[1] + k[1], max_steps, tol)
 
@@ -90,7 +101,7 @@ def align_linear(grams: Grams, *, method: Method = "full", max_steps: int = 100,
         out: Tensor = linear_objective(grams, u).clamp_min(0)
         return out
 
-    return _best(method, solve, value, q[1] + k[1], bad_q | bad_k, batch)
+    return _best(method, solve, value, q[1] + k[1], grams.norm_a, bad_q | bad_k, batch)
 
 
 def align_linear_factors(
@@ -108,10 +119,11 @@ def align_linear_factors(
     plain = [x.reshape(-1, *x.shape[-2:]).to(torch.float64) for x in (q_a, k_a, q_b, k_b)]
     _require_finite(*plain)
     threshold = (max(q_a.shape[-2:]) * torch.finfo(torch.float64).eps) ** 2
-    squares = [torch.linalg.svdvals(_with_rows(x, None)).square() for x in plain]
+    squares = [torch.linalg.svdvals(torch.linalg.qr(_with_rows(x, None), mode="r").R).square() for x in plain]
     (delta_q, bad_q), (delta_k, bad_k) = (_ridge(squares[i], squares[i + 2], threshold) for i in (0, 1))
     qa, ka, qb, kb = (_with_rows(x, delta) for x, delta in zip(plain, (delta_q, delta_k) * 2))
     cross = qa.mT @ qb + ka.mT @ kb
+    size = plain[0].square().sum((-1, -2)) + plain[1].square().sum((-1, -2))
 
     def solve() -> _Solved:
         (yqa, rqa), (yka, rka), (yqb, rqb), (ykb, rkb) = (torch.linalg.qr(x) for x in (qa, ka, qb, kb))
@@ -125,7 +137,33 @@ def align_linear_factors(
     def value(u: Tensor) -> Tensor:
         return torch.nan_to_num(linear_residual(plain[0], plain[1], plain[2], plain[3], u), nan=torch.inf)
 
-    return _best(method, solve, value, cross, bad_q | bad_k, batch)
+    return _best(method, solve, value, cross, size, bad_q | bad_k, batch)
+
+
+def align_matrices(
+    q_a: Float[Tensor, "h d n"],
+    k_a: Float[Tensor, "h d_k n"],
+    q_b: Float[Tensor, "h d n"],
+    k_b: Float[Tensor, "h d_k n"],
+    *,
+    method: Method = "full",
+    max_steps: int = 100,
+    tol: float = 1e-8,
+) -> LinearAlignment:
+    """From Grams, and again from the matrices for the heads that Grams could not resolve."""
+    grams = head_grams(q_a, k_a, q_b, k_b)
+    found = align_linear(grams, method=method, max_steps=max_steps, tol=tol)
+    ratios = [_diagonal_ratio(_cholesky(g)) for g in (grams.gq, grams.gk, grams.gq_a, grams.gk_a)]
+    bad = found.deficient | ~(torch.stack(ratios).amin(0) * BAD > 1)
+    if method != "full" or not bool(bad.any()):
+        return found
+    some = align_linear_factors(q_a[bad], k_a[bad], q_b[bad], k_b[bad], method=method, max_steps=max_steps, tol=tol)
+    where = torch.nonzero(bad).flatten()
+    pairs = ((found.u, some.u), (found.objective, some.objective), (found.converged, some.converged))
+    parts = [
+        x.index_copy(0, where, y) for x, y in (*pairs, (found.steps, some.steps), (found.deficient, some.deficient))
+    ]
+    return LinearAlignment(*parts)
 
 
 @dataclass(frozen=True)
@@ -156,6 +194,45 @@ def _balance(r_q: Tensor, r_k: Tensor) -> _Balance:
     return _Balance(f, torch.linalg.solve_triangular(r_k, right, upper=True), sigma, left, right)
 
 
+def _balance_grams(gq: Tensor, gk: Tensor) -> _Balance:
+    """The same from Grams: R G_k Rᵀ = Z Σ² Zᵀ for G_q = RᵀR, and F⁻¹ = Rᵀ Z Σ^{-½}.
+
+    An eigenproblem instead of an SVD squares the condition number once more, so badly conditioned heads take the SVD.
+    """
+    r = _cholesky(gq)
+    if not bool((_diagonal_ratio(r) > WELL).all() and (_diagonal_ratio(_cholesky(gk)) > WELL).all()):
+        return _balance(r, _cholesky(gk))
+    squares, z = torch.linalg.eigh(r @ gk @ r.mT)
+    sigma = squares.clamp_min(torch.finfo(gq.dtype).tiny).sqrt()
+    root = sigma.sqrt().unsqueeze(-2)
+    left = z * root
+    f = torch.linalg.solve_triangular(r, left, upper=True).mT
+    return _Balance(f, r.mT @ (z / root), sigma, left, left)  # `right` serves the factors only
+
+
+def _polar(matrix: Tensor) -> Tensor:
+    """The closest orthogonal matrix by Newton's iteration X ← ½ (ζ X + X⁻ᵀ/ζ), which needs no SVD.
+
+    Where the matrix is close to singular the iteration is slow to settle: the SVD takes over.
+    """
+    x = matrix / _norm(matrix).clamp_min(torch.finfo(matrix.dtype).tiny)
+    for _ in range(POLAR_STEPS):
+        inverse = torch.linalg.inv_ex(x).inverse.mT
+        scale = (_norm(inverse) / _norm(x)).sqrt()
+        new = (scale * x + inverse / scale) / 2
+        settled = bool((_norm(new - x) <= 1e-14 * _norm(new)).all())
+        x = new
+        if settled:
+            break
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    bad = torch.nonzero(~(_norm(x @ x.mT - eye).flatten() <= 1e-10)).flatten()
+    return x.index_copy(0, bad, _turns(matrix[bad])[0]) if len(bad) else x
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.square().sum((-1, -2), keepdim=True).sqrt()
+
+
 def _turns(matrix: Tensor) -> Tensor:
     """The closest orthogonal matrix, and the closest of the other determinant: (2, batch, n, n)."""
     left, _, right = torch.linalg.svd(matrix)
@@ -167,28 +244,37 @@ def _solve(
     grams: Grams, a: _Balance, b: _Balance, balanced: Tensor, cross: Tensor, max_steps: int, tol: float
 ) -> _Solved:
     """Descend from the starts, in coordinates where B is balanced: U = U' F_B."""
-    starts = a.inverse @ _turns(balanced)
-    first = _race(grams, starts, max_steps, tol)
+    start = a.inverse @ _polar(balanced)
+    first = descend(grams, start, max_steps=max_steps, tol=tol)
     others = torch.nonzero(first.objective > RELATED * grams.norm_a).flatten()
     u, steps, converged = first.u, first.steps, first.converged
     if len(others):
-        second = _race(grams[others], _turns(cross[others]) @ b.inverse[others], max_steps, tol)
+        flipped = a.inverse[others] @ _turns(balanced[others])[1:]
+        starts = torch.cat([flipped, _turns(cross[others]) @ b.inverse[others]])
+        second = _race(grams[others], starts, max_steps, tol)
         better = second.objective < first.objective[others]
         others = others[better]
         u = u.index_copy(0, others, second.u[better])
         steps = steps.index_copy(0, others, second.steps[better])
         converged = converged.index_copy(0, others, second.converged[better])
-    return _Solved([starts[0] @ b.f, u @ b.f], steps, converged)
+    return _Solved([start @ b.f, u @ b.f], steps, converged)
 
 
 def _race(grams: Grams, starts: Float[Tensor, "s batch n n"], max_steps: int, tol: float) -> Descent:
-    """Descend from several starts of each head and keep the lowest."""
+    """Descend from several starts of each head, roughly at first; go on from those that can still win."""
     n_starts, n_heads = starts.shape[:2]
     many = Grams(*(block.repeat(n_starts, 1, 1) for block in grams.blocks))
-    runs = descend(many, starts.flatten(0, 1), max_steps=max_steps, tol=tol, rivals=n_starts)
-    winner = runs.objective.reshape(n_starts, n_heads).argmin(0) * n_heads
-    winner = winner + torch.arange(n_heads, device=winner.device)
-    return Descent(*(x[winner] for x in (runs.u, runs.objective, runs.gradient, runs.converged, runs.steps)))
+    rough = descend(many, starts.flatten(0, 1), max_steps=max_steps, tol=max(tol, ROUGH), rivals=n_starts)
+    best = rough.objective.reshape(n_starts, n_heads).amin(0)
+    margin = MARGIN * grams.norm_a
+    alive = torch.nonzero(rough.objective <= (best + margin).repeat(n_starts)).flatten()
+    fine = descend(many[alive], rough.u[alive], max_steps=max_steps, tol=tol)
+    value = torch.full_like(rough.objective, torch.inf).index_copy(0, alive, fine.objective)
+    place = torch.zeros_like(rough.steps).index_copy(0, alive, torch.arange(len(alive), device=alive.device))
+    winner = value.reshape(n_starts, n_heads).argmin(0) * n_heads + torch.arange(n_heads, device=value.device)
+    chosen = place[winner]
+    steps = rough.steps[winner] + fine.steps[chosen]
+    return Descent(*(x[chosen] for x in (fine.u, fine.objective, fine.gradient, fine.converged)), steps)
 
 
 def _best(
@@ -196,6 +282,7 @@ def _best(
     solve: Callable[[], _Solved],
     value: Callable[[Tensor], Tensor],
     cross: Tensor,
+    size: Tensor,
     deficient: Tensor,
     batch: torch.Size,
 ) -> LinearAlignment:
@@ -204,19 +291,32 @@ def _best(
     steps, converged = torch.zeros_like(deficient, dtype=torch.int64), torch.ones_like(deficient)
     if method not in ("full", "orthogonal", "none"):
         raise IsobasinError(f"method {method!r}: expected 'full', 'orthogonal' or 'none'")
-    if method != "none":
-        candidates.append(_turns(cross)[0])
     if method == "full":
         solved = solve()
         candidates, steps, converged = candidates + solved.candidates, solved.steps, solved.converged
-    values = torch.stack([value(u) for u in candidates])
-    least, winner = values.min(0)
+    values = [value(u) for u in candidates]
+    if method == "orthogonal" or (method == "full" and bool((values[-1] > CLOSE * size).any())):
+        candidates.append(_polar(cross))
+        values.append(value(candidates[-1]))
+    least, winner = torch.stack(values).min(0)
     u = torch.stack(candidates)[winner, torch.arange(len(winner), device=winner.device)]
-    spread = torch.linalg.svdvals(u)
     return LinearAlignment(
-        u.reshape(*batch, *u.shape[-2:]),
-        *(x.reshape(batch) for x in (least, converged, steps, spread[..., 0] / spread[..., -1], deficient)),
+        u.reshape(*batch, *u.shape[-2:]), *(x.reshape(batch) for x in (least, converged, steps, deficient))
     )
+
+
+def _spectrum(gram: Tensor) -> Tensor:
+    """Eigenvalues of a Gram, or where none can be small the squares of its Cholesky diagonal, which show as much."""
+    factor = torch.linalg.cholesky_ex(gram)
+    squares = factor.L.diagonal(dim1=-2, dim2=-1).square()
+    healthy = (factor.info == 0) & (_diagonal_ratio(factor.L.mT) > WELL)
+    return squares if bool(healthy.all()) else torch.linalg.eigvalsh(gram)
+
+
+def _diagonal_ratio(r: Tensor) -> Tensor:
+    """Smallest over largest entry on the diagonal of a triangular factor: a cheap look at its condition."""
+    diagonal = r.diagonal(dim1=-2, dim2=-1).abs()
+    return diagonal.amin(-1) / diagonal.amax(-1).clamp_min(torch.finfo(r.dtype).tiny)
 
 
 def _ridge(values_b: Tensor, values_a: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

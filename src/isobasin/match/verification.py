@@ -6,14 +6,26 @@ from torch import Tensor
 from isobasin.arch import Architecture, HeadSpace, Norm
 from isobasin.errors import VerificationError
 from isobasin.gauge.means import output_projection
+from isobasin.groups import HeadsElement
 from isobasin.match.attention import attend, attention_matrices
 from isobasin.shapes import Float
+from isobasin.symmetries import symmetry
 from isobasin.transform import Transform
 from isobasin.views import Doubled, Tensors
 from isobasin.weights import Weights
 
 EXACT = 1e-6  # the largest relative change of a layer's outputs that counts as rounding
 LENGTH = 24  # tokens of random input
+
+
+def check_element(b: Weights, heads: HeadSpace, element: HeadsElement) -> None:
+    """Refuse an element outside the group of these heads: it would change the function, whatever it is near to."""
+    group = symmetry(b.arch).groups[heads.name]
+    if not group.contains(element):
+        raise VerificationError(
+            f"{heads.name}: the element found is not in {group}, so it would change the function; nothing was written: "
+            "try --stage2 orthogonal, and please report the models"
+        )
 
 
 def verify_layer(b: Weights, heads: HeadSpace, transform: Transform, device: torch.device) -> None:
