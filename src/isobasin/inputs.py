@@ -21,6 +21,8 @@ def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4
     if not data.exists():
         raise IsobasinError(f"--data {data}: no such file or folder")
     limit = _longest(weights, length)
+    if "ForSequenceClassification" in str(weights.config.get("architectures")):
+        batch = 1  # without a padding token transformers takes one text at a time
     if data.suffix == ".npy":
         name, rows = _array(data, weights, limit)
     else:

@@ -22,7 +22,7 @@ PARTS = ("modules", "tensors", "norms", "biases", "aliases", "sums", "spaces", "
 KINDS = ("fixed", "permutation", "permutation±", "signed", "positive", "scaled", "orthogonal", "orthogonal1")
 
 _TERM = re.compile(r"(\|?)([^|:*]+)(:q)?\|?(\*?)")
-_NAME = re.compile(r"[A-Za-z_](?:\w|\{[^}]*\})*")
+_NAME = re.compile(r"(?<![:\w}])[A-Za-z_](?:\w|\{[^}]*\})*")
 _NORM = re.compile(r"(layer|rms)\(([^,]+), ([^,)]+)(?:, ([^)]+))?\)")
 
 

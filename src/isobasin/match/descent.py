@@ -25,9 +25,10 @@ from torch import Tensor
 
 from isobasin.shapes import Bool, Float, Int
 
-MAX_INNER = 20  # conjugate gradient steps for one Newton step; more buy nothing far from the minimum
+MAX_INNER = 30  # conjugate gradient steps for one Newton step; more buy nothing far from the minimum
 MAX_HALVINGS = 40
 FORCING = 0.3  # how far the residual of Newton's equation must fall at first; the gradient's root later
+MEMORY = 8  # pairs that L-BFGS remembers
 RENEW = 6  # Newton steps that share one pair of eigenbases
 REACH = 10.0  # a start gives up when this many times its promised fall does not reach its rival
 
@@ -66,6 +67,16 @@ class Descent:
     gradient: Float[Tensor, "batch"]
     converged: Bool[Tensor, "batch"]
     steps: Int[Tensor, "batch"]
+
+    def replaced(self, heads: Tensor, other: "Descent", which: Bool[Tensor, "some"]) -> "Descent":
+        """This, with some heads as another run left them."""
+        return Descent(
+            self.u.index_copy(0, heads, other.u[which]),
+            self.objective.index_copy(0, heads, other.objective[which]),
+            self.gradient.index_copy(0, heads, other.gradient[which]),
+            self.converged.index_copy(0, heads, other.converged[which]),
+            self.steps.index_copy(0, heads, other.steps[which]),
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,7 @@ def descend(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol:
         left, x, promise, sylvester = left[going], x[going], promise[going], sylvester[going]
         if not len(left):
             break
-        new, new_value, moved = _line_search(grams[left], u[left], value[left], x, promise)
+        new, new_value, moved, _ = _line_search(grams[left], u[left], value[left], x, promise)
         u, value = u.index_copy(0, left, new), value.index_copy(0, left, new_value)
         steps = steps.index_add(0, left, moved.long())
         # nothing lower along a direction of descent: rounding is in the way
@@ -142,6 +153,51 @@ def descend(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol:
         if not len(left):
             break
     return Descent(u, value, gradient, done, steps)
+
+
+def approach(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int = 40, tol: float = 1e-3) -> Tensor:
+    """Go most of the way by quasi-Newton steps (L-BFGS in the frame of U), which cost a gradient each.
+
+    Far from the minimum the Hessian is not worth solving for; what is known of it at the start, the Sylvester
+    solve, is where the quasi-Newton matrices begin.
+    """
+    out, left = u, torch.arange(len(u), device=u.device)
+    value, frame = linear_objective(grams, u), _frame(grams, u)
+    sylvester = _Sylvester.of(frame)
+    memory: list[tuple[Tensor, Tensor, Tensor]] = []
+    for _ in range(max_steps):
+        going = _norm(frame.rhs) > tol * frame.size
+        if not bool(going.any()):
+            break
+        if not bool(going.all()):
+            left, u, value, frame, sylvester = left[going], u[going], value[going], frame[going], sylvester[going]
+            memory = [(s[going], y[going], rho[going]) for s, y, rho in memory]
+        x = _quasi_newton(frame.rhs, sylvester, memory)
+        uphill = _dot(frame.rhs, x) <= 0
+        x = torch.where(_wide(uphill), sylvester.solve(frame.rhs), x) if bool(uphill.any()) else x
+        u, value, moved, t = _line_search(grams[left], u, value, x, _dot(frame.rhs, x))
+        out = out.index_copy(0, left, u)
+        if not bool(moved.any()):
+            break
+        new = _frame(grams[left], u)
+        s, y = _wide(t) * x, frame.rhs - new.rhs
+        curvature = _dot(s, y)
+        memory = [*memory[1 - MEMORY :], (s, y, torch.where(curvature > 0, 1 / curvature, 0))]
+        # a head that found nothing lower is at rest as far as this method can tell
+        frame = _Frame(torch.where(_wide(moved), new.rhs, 0), new.gq, new.gk, new.e, new.size)
+    return out
+
+
+def _quasi_newton(rhs: Tensor, sylvester: "_Sylvester", memory: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """The two-loop recursion of L-BFGS; a pair without curvature has weight zero and drops out."""
+    q, weights = rhs, []
+    for s, y, rho in reversed(memory):
+        weights.append(rho * _dot(s, q))
+        q = q - _wide(weights[-1]) * y
+    x = sylvester.solve(q)
+    for (s, y, rho), weight in zip(memory, reversed(weights)):
+        x = x + _wide(weight - rho * _dot(y, x)) * s
+    return x
 
 
 def _frame(grams: Grams, u: Tensor) -> _Frame:
@@ -215,13 +271,13 @@ def _conjugate_gradients(
 
 def _line_search(
     grams: Grams, u: Tensor, value: Tensor, x: Tensor, slope: Tensor
-) -> tuple[Tensor, Tensor, Bool[Tensor, "batch"]]:
+) -> tuple[Tensor, Tensor, Bool[Tensor, "batch"], Tensor]:
     """(I + tX) U with the largest t = 1, ½, ¼ … that lowers L enough and keeps the sign of the determinant.
 
     Along X the slope of L is −2 ⟨R, X⟩; enough is a ten-thousandth of it (Armijo).
     """
     identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
-    out, out_value = u, value
+    out, out_value, length = u, value, torch.zeros_like(value)
     t, left = 1.0, torch.arange(len(u), device=u.device)
     for _ in range(MAX_HALVINGS):
         factor = identity + t * x[left]
@@ -229,15 +285,14 @@ def _line_search(
         trial_value = linear_objective(grams[left], trial)
         accept = (trial_value < value[left] - 2e-4 * t * slope[left]) & (torch.linalg.slogdet(factor).sign > 0)
         done = left[accept]
-        out, out_value = (
-            out.index_copy(0, done, trial[accept]),
-            out_value.index_copy(0, done, trial_value[accept]),
-        )
+        out = out.index_copy(0, done, trial[accept])
+        out_value = out_value.index_copy(0, done, trial_value[accept])
+        length = length.index_fill(0, done, t)
         left, t = left[~accept], t / 2
         if not len(left):
             break
     moved = torch.ones(len(u), dtype=torch.bool, device=u.device).index_fill(0, left, False)
-    return out, out_value, moved
+    return out, out_value, moved, length
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

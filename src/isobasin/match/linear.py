@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
-from isobasin.match.descent import Descent, Grams, descend, linear_objective
+from isobasin.match.descent import Descent, Grams, approach, descend, linear_objective
 from isobasin.shapes import Bool, Float, Int
 
 Method = Literal["full", "orthogonal", "none"]
 
 CLOSE = 0.05  # of ‖A‖²: below this no other start is worth a look
-ROUGH = 1e-3  # relative gradient at which starts are compared
-MARGIN = 0.02  # of ‖A‖²: how far behind the best a start may be then and still go on
+ORTHOGONAL = 0  # the first of the starts
+MARGIN = 0.02  # of ‖A‖²: how far behind the best a start may be, most of the way down, and still go on
 RIDGE = 1e-12
 WELL = 1e-2  # diagonal ratio of a Cholesky factor above which a head is well conditioned
 POLAR_STEPS = 30
@@ -245,36 +245,39 @@ def _solve(
 ) -> _Solved:
     """Descend from the starts, in coordinates where B is balanced: U = U' F_B."""
     start = a.inverse @ _polar(balanced)
-    first = descend(grams, start, max_steps=max_steps, tol=tol)
-    others = torch.nonzero(first.objective > RELATED * grams.norm_a).flatten()
-    u, steps, converged = first.u, first.steps, first.converged
-    if len(others):
-        flipped = a.inverse[others] @ _turns(balanced[others])[1:]
-        starts = torch.cat([flipped, _turns(cross[others]) @ b.inverse[others]])
-        second = _race(grams[others], starts, max_steps, tol)
-        better = second.objective < first.objective[others]
-        others = others[better]
-        u = u.index_copy(0, others, second.u[better])
-        steps = steps.index_copy(0, others, second.steps[better])
-        converged = converged.index_copy(0, others, second.converged[better])
+    related = linear_objective(grams, start) <= RELATED * grams.norm_a
+    near, far = torch.nonzero(related).flatten(), torch.nonzero(~related).flatten()
+    found = [(near, descend(grams[near], start[near], max_steps=max_steps, tol=tol))] if len(near) else []
+    if len(far):
+        starts = torch.cat([_turns(cross[far]) @ b.inverse[far], a.inverse[far] @ _turns(balanced[far])])
+        found.append((far, _race(grams[far], starts, max_steps, tol)))
+    order = torch.argsort(torch.cat([heads for heads, _ in found]))
+    u, steps, converged = (
+        torch.cat([getattr(run, part) for _, run in found])[order] for part in ("u", "steps", "converged")
+    )
     return _Solved([start @ b.f, u @ b.f], steps, converged)
 
 
 def _race(grams: Grams, starts: Float[Tensor, "s batch n n"], max_steps: int, tol: float) -> Descent:
-    """Descend from several starts of each head, roughly at first; go on from those that can still win."""
+    """Go most of the way from every start; descend to the end from the best of them and from the orthogonal one.
+
+    The latter is where the published recipe starts, so its minimum is never missed.
+    """
     n_starts, n_heads = starts.shape[:2]
     many = Grams(*(block.repeat(n_starts, 1, 1) for block in grams.blocks))
-    rough = descend(many, starts.flatten(0, 1), max_steps=max_steps, tol=max(tol, ROUGH), rivals=n_starts)
-    best = rough.objective.reshape(n_starts, n_heads).amin(0)
-    margin = MARGIN * grams.norm_a
-    alive = torch.nonzero(rough.objective <= (best + margin).repeat(n_starts)).flatten()
-    fine = descend(many[alive], rough.u[alive], max_steps=max_steps, tol=tol)
-    value = torch.full_like(rough.objective, torch.inf).index_copy(0, alive, fine.objective)
-    place = torch.zeros_like(rough.steps).index_copy(0, alive, torch.arange(len(alive), device=alive.device))
-    winner = value.reshape(n_starts, n_heads).argmin(0) * n_heads + torch.arange(n_heads, device=value.device)
-    chosen = place[winner]
-    steps = rough.steps[winner] + fine.steps[chosen]
-    return Descent(*(x[chosen] for x in (fine.u, fine.objective, fine.gradient, fine.converged)), steps)
+    rough = approach(many, starts.flatten(0, 1))
+    values = linear_objective(many, rough).reshape(n_starts, n_heads)
+    best = values.argmin(0)
+    u = rough.reshape(starts.shape)
+    first = descend(grams, u[best, torch.arange(n_heads, device=best.device)], max_steps=max_steps, tol=tol)
+    again = torch.nonzero(
+        (best != ORTHOGONAL) & (values[ORTHOGONAL] <= first.objective + MARGIN * grams.norm_a)
+    ).flatten()
+    if not len(again):
+        return first
+    second = descend(grams[again], u[ORTHOGONAL, again], max_steps=max_steps, tol=tol)
+    better = second.objective < first.objective[again]
+    return first.replaced(again[better], second, better)
 
 
 def _best(

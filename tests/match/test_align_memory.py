@@ -1,0 +1,154 @@
+"""Out of core: `align` needs a few layers, not the model. Each run is a process of its own under a limit of memory."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from isobasin.checkpoint import CheckpointWriter, open_checkpoint
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts what is allocated on Linux only"
+    ),
+]
+
+FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"
+MARGIN = 110 * 2**20  # what a run may allocate beside the imported libraries
+D, KV, FF = 512, 128, 1024  # width, width of keys and values (8 query and 2 kv heads of 64), feed-forward
+SETTINGS = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": D,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+
+# Imports first: the libraries' own memory is not what is limited. Says the limit, then does one thing.
+PRELUDE = """
+import resource, sys
+import isobasin.cli.aligning
+from isobasin.cli import run
+from isobasin.weights import load
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) * 1024
+limit = used + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+print(limit, file=sys.stderr)
+"""
+ALIGN = PRELUDE + "sys.exit(run(sys.argv[2:]))"
+LOAD_BOTH = PRELUDE + "both = [load(folder).state_dict('keep') for folder in sys.argv[2:]]; print('held')"
+
+
+def shapes(n_layers: int, vocabulary: int, ff: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, D), "model.norm.weight": (D,)}
+    for i in range(n_layers):
+        at = f"model.layers.{i}."
+        found |= {f"{at}input_layernorm.weight": (D,), f"{at}post_attention_layernorm.weight": (D,)}
+        found |= {f"{at}self_attn.{x}_proj.weight": (n, D) for x, n in (("q", D), ("k", KV), ("v", KV), ("o", D))}
+        found |= {f"{at}mlp.{x}_proj.weight": (ff, D) for x in ("gate", "up")}
+        found[f"{at}mlp.down_proj.weight"] = (D, ff)
+    return found | {"lm_head.weight": (vocabulary, D)}
+
+
+def write_model(folder: Path, noise: float, *, n_layers: int, vocabulary: int, ff: int = FF) -> int:
+    """A bfloat16 Llama with heads turned round and `noise` on its attention; its size in bytes."""
+    infos = {name: (torch.bfloat16, shape) for name, shape in shapes(n_layers, vocabulary, ff).items()}
+    config = SETTINGS | {"num_hidden_layers": n_layers, "vocab_size": vocabulary, "intermediate_size": ff}
+    with CheckpointWriter(folder, infos, config=config, max_shard_size="200MB") as writer:
+        for number, name in enumerate(writer.order):
+            shape = infos[name][1]
+            if len(shape) == 1:
+                writer.write(name, torch.ones(shape, dtype=torch.bfloat16))
+            elif ".self_attn." in name:
+                writer.write(name, attention(name, shape, noise, number).to(torch.bfloat16))
+            else:
+                for start, rows in blocks(shape, number):
+                    writer.write_rows(name, start, rows)
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def attention(name: str, shape: tuple[int, ...], noise: float, seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    weight = torch.randn(shape, generator=rng) / D**0.5
+    if noise:
+        weight = weight + noise * torch.randn(shape, generator=rng) / D**0.5
+        axis = 1 if "o_proj" in name else 0
+        weight = weight.roll(shape[axis] // 2, dims=axis)  # the two groups change places
+    return weight
+
+
+def blocks(shape: tuple[int, ...], seed: int) -> Iterator[tuple[int, Tensor]]:
+    """The same few thousand rows again and again: what they hold does not matter here."""
+    rows = torch.randn(4096, shape[1], generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16) / 32
+    for start in range(0, shape[0], len(rows)):
+        yield start, rows[: shape[0] - start]
+
+
+def child(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def aligned(folder: Path, margin: int) -> tuple[dict[str, Any], int]:
+    """What `align` says of the pair in a folder, and the limit it ran under."""
+    done = child(
+        ALIGN, margin, "align", folder / "b", "--to", folder / "a", "-o", folder / "c", "--dtype", "bfloat16", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert isinstance(facts, dict)
+    return facts, int(done.stderr.split()[0])
+
+
+def test_a_pair_four_times_larger_than_the_memory_it_may_use(tmp_path: Path) -> None:
+    """In full, four times the whole limit, libraries included; else four times what the run may allocate."""
+    sizes = {"n_layers": 8, "vocabulary": 330_000 if FULL else 100_000}
+    pair = sum(write_model(tmp_path / name, noise, **sizes) for name, noise in (("a", 0.0), ("b", 0.1)))
+    facts, limit = aligned(tmp_path, MARGIN)
+    assert pair >= 4 * (limit if FULL else MARGIN)
+    assert facts["peak_anon_mb"] * 2**20 < limit
+    assert facts["head_permutation"] == [[4, 5, 6, 7, 0, 1, 2, 3]] * 8
+    assert facts["distance_after"] < 0.15 < 1 < facts["distance_before"]
+    written = open_checkpoint(tmp_path / "c")
+    assert {info.dtype for info in written.infos.values()} == {torch.bfloat16}
+    last = written.rows("lm_head.weight", sizes["vocabulary"] - 3, sizes["vocabulary"])
+    assert torch.equal(last, open_checkpoint(tmp_path / "b").rows("lm_head.weight", *_last(sizes["vocabulary"])))
+
+    held = child(LOAD_BOTH, MARGIN, tmp_path / "a", tmp_path / "b")  # the negative control: the limit does bind
+    assert held.returncode != 0
+    assert "held" not in held.stdout
+    assert "memory" in held.stderr.lower()
+
+
+def _last(vocabulary: int) -> tuple[int, int]:
+    return vocabulary - 3, vocabulary
+
+
+def test_memory_does_not_grow_with_depth(tmp_path: Path) -> None:
+    peaks, bytes_on_disk = [], []
+    for n_layers in (5, 10):
+        folder = tmp_path / str(n_layers)
+        folder.mkdir()
+        sizes = {"n_layers": n_layers, "vocabulary": 1000, "ff": 6144}
+        bytes_on_disk.append([write_model(folder / x, noise, **sizes) for x, noise in (("a", 0.0), ("b", 0.1))])
+        peaks.append(aligned(folder, 2**30)[0]["peak_anon_mb"])
+    assert peaks[1] <= 1.1 * peaks[0], peaks
+    more = (sum(bytes_on_disk[1]) - sum(bytes_on_disk[0])) / 2**20
+    assert more > 0.5 * peaks[0]  # whoever held the layers would be seen
