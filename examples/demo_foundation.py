@@ -12,7 +12,9 @@ from isobasin.cli import run
 
 def build(folder: Path, positions: str) -> Path:
     """A small Llama of our own with every parameter random: fresh gains of one would hide errors."""
-    config = ib.ModelConfig.preset("llama", positions=positions, d_model=64, n_layers=2, n_heads=4, d_ff=128, d_vocab=97)
+    config = ib.ModelConfig.preset(
+        "llama", positions=positions, d_model=64, n_layers=2, n_heads=4, d_ff=128, d_vocab=97
+    )
     model = ib.Transformer(config, seed=0)
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -87,6 +87,13 @@ class Transform:
                 raise TransformError(
                     f"coordinate {name}: not free in this model (a bias or norm of the transform's model is missing)"
                 )
+        for name, value in self.gauge.items():
+            shapes = whole.coordinates[name].shapes
+            if not (value.before.shape == value.after.shape and tuple(value.after.shape) in shapes):
+                raise TransformError(
+                    f"coordinate {name}: the transform holds shape {tuple(value.after.shape)}, expected "
+                    f"{' or '.join(map(str, shapes))} in this model; make the transform again"
+                )
         self.check_elements()
         action = Action(weights.arch, self.elements)
         for norm in weights.arch.norms.values():
@@ -118,7 +125,11 @@ class Transform:
 
     def compose(self, first: "Transform", arch: Architecture) -> "Transform":
         """`first`, then this one: elements multiply, the last target wins; what only one of them sets is carried
-        through the other's elements."""
+        through the other's elements.
+
+        The function is always that of the two in turn. The weights are too, unless this one sets a coordinate that
+        moves a later one which only `first` sets: that one then keeps the value `first` gave it.
+        """
         if (self.family, dict(self.spaces)) != (first.family, dict(first.spaces)):
             raise TransformError("transforms of two different architectures do not compose")
         elements = dict(first.elements)
@@ -192,4 +203,5 @@ def _words(spaces: Mapping[str, Space | HeadSpace]) -> str:
     stream = spaces.get("resid")
     width = stream.size if isinstance(stream, Space) else "?"
     count = f"{heads.n_heads}/{heads.n_kv_heads} heads of {heads.d_head}" if heads else "no heads"
-    return f"{layers} layers, width {width}, {count}"
+    groups = [str(group_of(space)) for space in (stream, heads) if space is not None]
+    return f"{layers} layers, width {width}, {count}, groups {' and '.join(groups)}"

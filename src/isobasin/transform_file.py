@@ -14,10 +14,8 @@ from torch import Tensor
 from isobasin.arch import HeadSpace, Space
 from isobasin.arch.architecture import Kind
 from isobasin.errors import TransformError
-from isobasin.symmetries import group_of, symmetry
+from isobasin.symmetries import group_of
 from isobasin.transform import Transform, Value
-from isobasin.views import Doubled
-from isobasin.weights import Weights
 
 FORMAT = "isobasin-transform"
 VERSION = "1"
@@ -160,20 +158,6 @@ def _check_parts(path: Path, name: str, space: Space | HeadSpace, pieces: Mappin
             raise TransformError(
                 f"{path}: element {name}: scales from {float(size.min()):.1e} to {float(size.max()):.1e} are too badly "
                 f"conditioned, expected a ratio up to {MAX_CONDITION:.0e}; make the transform again"
-            )
-
-
-def check_fits(transform: Transform, weights: Weights) -> None:
-    """It is for this model's architecture, and every free coordinate has as many numbers as in this model."""
-    whole = symmetry(weights.arch)
-    transform.check(whole, weights)
-    tensors = Doubled(weights)
-    for name, value in transform.gauge.items():
-        expected = whole.coordinates[name].read(tensors).shape
-        if not value.before.shape == value.after.shape == expected:
-            raise TransformError(
-                f"coordinate {name}: the transform holds shape {tuple(value.after.shape)}, expected {tuple(expected)} "
-                "in this model; make the transform again"
             )
 
 

@@ -224,7 +224,6 @@ TIED_RMS = "behind RMSNorm the stream of a tied model has signed permutations an
 UNREAD = "nothing reads the last norm of a bare model, and its stream does not move"
 UNUSED = "a head that the class does not run and hub folders carry: no output depends on it"
 OPTIONAL = "every file here has it"
-FIXED = "in a bare model both spaces are fixed, and they are equally large"
 NO_SHIFT = "an RMSNorm has no shift to pass on: that its gain stays, any of these says"
 
 _C_ATTN = "modules: attn.c_attn = a{i}* qk{i}*+qk{i}+vo{i} → a{i}*"
@@ -250,7 +249,10 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "modules: attention.self.key = qk{i} n{2i}* → qk{i}:q n{2i}*": NO_GROUPS,
         "modules: attention.self.value = vo{i} n{2i}* → vo{i}:q n{2i}*": NO_GROUPS,
         "modules: attention.output.dense = resid vo{i}* → resid vo{i}:q*": NO_GROUPS,
-        "modules: bert.pooler.dense = ?pool n4* → ?pool* n4*": SELF_DUAL,
+        "modules: bert.pooler.dense = pool n4* → pool* n4*": SELF_DUAL,
+        "modules: bert.pooler.dense = ?.24 n4* → ?.24 t*": UNUSED,
+        "modules: cls.seq_relationship = ?.2 .24 → ?.3 .24": UNUSED,
+        "modules: cls.seq_relationship = ?.2 .24 → ?.2 .25": UNUSED,
         "modules: classifier = . pool* → . pool": SELF_DUAL,
         "modules: cls.seq_relationship = . pool* → . pool": SELF_DUAL,
         "modules: cls.predictions.transform.dense = mlm n4* → mlm* n4*": SELF_DUAL,
@@ -258,12 +260,7 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         f"{_WORDS} .30 resid* & .30 t*": SELF_DUAL,
         f"{_WORDS} .30 |resid| & .30 t*": NO_SCALES,
         "modules: cls.predictions.transform.dense = mlm n4* → |mlm| n4*": NO_SCALES,
-        **{
-            f"modules: cls.seq_relationship = ?. pool* → ?. {word}": UNUSED
-            for word in (".", "ff{i}*", "mlm*", "pool", "resid*", "|pool|*")
-        },
         "tensors: cls.predictions.bias = ?.30 → .30": OPTIONAL,
-        "norms: n4 = layer(resid, exposed) → pool": FIXED,
         "sums: types, turned round": SIDES,
         "sums: words, give the first row of bert.embeddings.word_embeddings.weight": WHOLE,
         "sums: words, take the first row of bert.embeddings.position_embeddings.weight": WHOLE,

@@ -12,6 +12,7 @@ _WORDS = "bert.embeddings.word_embeddings.weight"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 _TYPES = "bert.embeddings.token_type_embeddings.weight"
 _LM_HEADS = ("MaskedLM", "PreTraining", "")
+_POOLED = ("SequenceClassification", "MultipleChoice", "NextSentencePrediction", "PreTraining")
 _LAYER = "bert.encoder.layer.{i}"
 
 
@@ -21,14 +22,13 @@ def bert(config: Mapping[str, Any]) -> Architecture:
     vocab, d_ff, d_head = (
         c.size("vocab_size"),
         c.size("intermediate_size", 4 * d),
-        c.d_head(n_heads, d, key=""),
+        c.d_head(n_heads, d, key=None),
     )
     if c.flag("add_cross_attention", False):
         raise ArchitectureError("config.json: add_cross_attention is true; only BERT encoders are supported")
     bare = c.architecture == "BertModel"
     head = "bare" if bare else c.architecture.partition("For")[2]
     tied = head in _LM_HEADS and c.flag("tie_word_embeddings", True)
-    pooled = head in ("SequenceClassification", "MultipleChoice", "NextSentencePrediction", "PreTraining")
     last = f"n{2 * n_layers}"
     return build(
         family="bert",
@@ -38,12 +38,12 @@ def bert(config: Mapping[str, Any]) -> Architecture:
             # Tied to a head behind GELU units, the stream can not carry the global sign.
             Space("resid", d, "fixed" if bare else "permutation" if tied else "permutation±", stream=True),
             Space("ff{i}", d_ff, units_kind(c.word("hidden_act", "gelu"))),
-            Space("pool", d, "signed" if pooled else "fixed"),
+            Space("pool", d, "signed"),
             Space("mlm", d, "permutation"),  # a LayerNorm over them: no activation frees a scale or a sign
         ],
         heads=HeadSpace("heads", n_heads, n_heads, d_head),
         norms=_norms(n_layers, bare) | _lm_norm(head, tied),
-        modules=_layers() | _heads(head, last, tied, vocab),
+        modules=_layers() | _heads(head, last, tied, vocab, d),
         tensors={
             _WORDS: f".{vocab} resid & .{vocab} t*" if tied else f".{vocab} resid",
             _POSITIONS: f".{c.size('max_position_embeddings', 512)} resid",
@@ -92,10 +92,10 @@ def _layers() -> dict[str, str]:
     }
 
 
-def _heads(head: str, last: str, tied: bool, vocab: int) -> dict[str, str]:
+def _heads(head: str, last: str, tied: bool, vocab: int, d: int) -> dict[str, str]:
     """Hub folders carry heads that their class does not use, so the pooler is listed for every head."""
-    modules = {"bert.pooler.dense": f"?pool {last}*"}
-    if head in ("TokenClassification",):
+    modules = {"bert.pooler.dense": f"pool {last}*" if head in _POOLED else f"?.{d} {last}*"}
+    if head == "TokenClassification":
         modules["classifier"] = f". {last}*"
     elif head == "QuestionAnswering":
         modules["qa_outputs"] = f". {last}*"
@@ -104,7 +104,7 @@ def _heads(head: str, last: str, tied: bool, vocab: int) -> dict[str, str]:
     elif head in ("NextSentencePrediction", "PreTraining"):
         modules["cls.seq_relationship"] = ". pool*"
     else:
-        modules["cls.seq_relationship"] = "?. pool*"
+        modules["cls.seq_relationship"] = f"?.2 .{d}"
     if head in _LM_HEADS:
         modules["cls.predictions.transform.dense"] = f"|resid| {last}*" if tied else f"mlm {last}*"
         if not tied:

@@ -32,6 +32,13 @@ class Fields:
             raise ArchitectureError(f"config.json: {key} is {value!r}, expected a string")
         return value
 
+    def choice(self, key: str, default: str, *others: str) -> str:
+        """One of a few words."""
+        value = self.word(key, default)
+        if value not in (default, *others):
+            raise ArchitectureError(f"config.json: {key} is {value!r}, expected one of {', '.join((default, *others))}")
+        return value
+
     def fraction(self, key: str, default: float) -> float:
         """A number in (0, 1]; rotary fractions also sit inside `rope_parameters` or `rope_scaling`."""
         tables = (self.config, self.table("rope_parameters"), self.table("rope_scaling"))
@@ -55,9 +62,9 @@ class Fields:
         names = self._get("architectures", [])
         return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
-    def d_head(self, n_heads: int, d_model: int, key: str = "head_dim") -> int:
+    def d_head(self, n_heads: int, d_model: int, key: str | None = "head_dim") -> int:
         """The size of a head: given, or the width over the heads, which must then divide it."""
-        if self.has(key):
+        if key is not None and self.has(key):
             return self.size(key)
         if d_model % n_heads:
             raise ArchitectureError(

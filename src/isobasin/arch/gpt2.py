@@ -14,7 +14,7 @@ def gpt2(config: Mapping[str, Any]) -> Architecture:
     d, n_heads, n_layers = c.size("n_embd"), c.size("n_head"), c.size("n_layer")
     vocab, n_positions = c.size("vocab_size"), c.size("n_positions", 1024)
     d_ff = c.size("n_inner", 4 * d)
-    d_head = c.d_head(n_heads, d, key="")
+    d_head = c.d_head(n_heads, d, key=None)
     if c.flag("add_cross_attention", False):
         raise ArchitectureError("config.json: add_cross_attention is true; only GPT-2 decoders are supported")
     head = c.architecture.partition("For")[2]

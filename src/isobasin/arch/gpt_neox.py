@@ -14,7 +14,7 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
     d_ff, vocab = c.size("intermediate_size"), c.size("vocab_size")
-    d_head = c.d_head(n_heads, d, key="")
+    d_head = c.d_head(n_heads, d, key=None)
     fraction = c.fraction("rotary_pct", c.fraction("partial_rotary_factor", 0.25))
     head = c.architecture.partition("For")[2]
     bare = c.architecture == "GPTNeoXModel"

@@ -6,8 +6,15 @@ from typing import Any
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build
 from isobasin.arch.fields import Fields
 from isobasin.arch.stream import stream_kind
+from isobasin.errors import ArchitectureError
 
 _BLOCK = "blocks.{i}"
+_KEYS = {
+    *("model_type", "architectures", "dtype", "torch_dtype", "isobasin_version", "transformers_version"),
+    *("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff", "d_vocab", "n_classes", "n_positions"),
+    *("image_size", "patch_size", "n_channels", "positions", "norm", "post_norm", "feed_forward", "causal", "bias"),
+    *("tied", "rope_theta", "rotary_dims", "rotary_layout", "norm_eps"),
+}
 
 
 def own(config: Mapping[str, Any]) -> Architecture:
@@ -15,9 +22,10 @@ def own(config: Mapping[str, Any]) -> Architecture:
     d, n_heads, n_layers = c.size("d_model"), c.size("n_heads"), c.size("n_layers")
     d_head, d_ff = c.d_head(n_heads, d, key="d_head"), c.size("d_ff")
     sizes = Sizes(n_layers, n_heads, c.size("n_kv_heads", n_heads), d, d_head, d_ff)
-    positions, norm = c.word("positions", "none"), c.word("norm", "layer")
+    positions = c.choice("positions", "none", "sinusoidal", "learned", "rope", "alibi")
+    norm, gated = c.choice("norm", "layer", "rms"), c.choice("feed_forward", "gelu", "swiglu") == "swiglu"
     post, tied = c.flag("post_norm", False), c.flag("tied", False)
-    gated = c.word("feed_forward", "gelu") == "swiglu"
+    _check_keys(config)
     last = f"n{2 * n_layers}" if post else "f"
     return build(
         family="isobasin",
@@ -33,7 +41,7 @@ def own(config: Mapping[str, Any]) -> Architecture:
             sizes.n_kv_heads,
             d_head,
             c.size("rotary_dims", d_head) if positions == "rope" else 0,
-            interleaved=c.word("rotary_layout", "half") == "interleaved",
+            interleaved=c.choice("rotary_layout", "half", "interleaved") == "interleaved",
             permutable=positions != "alibi",  # each head has a slope of its own
         ),
         norms=_post_norms(norm, n_layers) if post else _pre_norms(norm),
@@ -42,6 +50,13 @@ def own(config: Mapping[str, Any]) -> Architecture:
         sums=_sums(c, positions, tied),
         aliases={"head.weight": "embed.tokens.weight"} if tied else {},
     )
+
+
+def _check_keys(config: Mapping[str, Any]) -> None:
+    """A setting nobody knows may change the function: refuse it."""
+    unknown = sorted(set(config) - _KEYS)
+    if unknown:
+        raise ArchitectureError(f"config.json: {unknown[0]!r} is no setting of an isobasin model; remove it")
 
 
 def _pre_norms(norm: str) -> dict[str, str]:
@@ -88,7 +103,8 @@ def _embeddings(c: Fields, last: str, tied: bool) -> dict[str, str]:
         vocab = c.size("d_vocab")
         tensors["embed.tokens.weight"] = f".{vocab} resid & .{vocab} {last}*" if tied else f".{vocab} resid"
     if c.word("positions", "none") in ("learned", "sinusoidal"):
-        tensors["embed.positions.weight"] = ". resid"
+        rows = c.size("n_positions") if c.has("n_positions") else ""
+        tensors["embed.positions.weight"] = f".{rows} resid"
     return tensors
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from isobasin.checkpoint import dtype_name
 from isobasin.cli.printing import progress
 from isobasin.errors import IsobasinError, TransformError
+from isobasin.symmetries import symmetry
 from isobasin.transform import Transform, scramble
-from isobasin.transform_file import check_fits, check_free, load_transform, save_transform
+from isobasin.transform_file import check_free, load_transform, save_transform
 from isobasin.weights import Weights, load
 
 
@@ -57,7 +58,7 @@ def _check_place(keep: Path, saving: Saving, weights: Weights) -> None:
 def apply_transform(transform: Path, model: str, saving: Saving) -> dict[str, Any]:
     loaded, weights = load_transform(transform), load(model)
     try:
-        check_fits(loaded, weights)
+        loaded.check(symmetry(weights.arch), weights)
     except TransformError as error:
         raise TransformError(f"{transform}: {error}") from error
     return _write(loaded, weights, saving)

@@ -31,6 +31,10 @@ class KeyBias(Coordinate):
         return len(self.free)
 
     @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((len(self.rows),),)
+
+    @property
     def touches(self) -> frozenset[str]:
         return frozenset({self.bias})
 
@@ -79,6 +83,10 @@ class ValueBias(Coordinate):
         return len(self.rows)
 
     @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((len(self.rows),),)
+
+    @property
     def touches(self) -> frozenset[str]:
         return frozenset({self.bias, self.output[2]})
 
@@ -125,6 +133,10 @@ class SumShare(Coordinate):
     @property
     def dim(self) -> int:
         return self.size - self.mean_is_free  # the all-ones component is counted with the writers' means
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.size,),)
 
     @property
     def touches(self) -> frozenset[str]:
@@ -177,6 +189,10 @@ class TiedShare(Coordinate):
     @property
     def dim(self) -> int:
         return 1
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((1,),)
 
     @property
     def touches(self) -> frozenset[str]:

@@ -43,6 +43,11 @@ class Coordinate(ABC):
 
     @property
     @abstractmethod
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes that a value of it may have."""
+
+    @property
+    @abstractmethod
     def touches(self) -> frozenset[str]:
         """The tensors that setting it may change."""
 

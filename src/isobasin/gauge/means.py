@@ -26,6 +26,7 @@ class ReaderMean(Coordinate):
     has_shift: bool
     folded: bool  # its gain is one whenever the mean is set
     out_words: Axis
+    size: int
     rows: tuple[int, ...]
     value_rows: tuple[int, ...]
     output: tuple[str, int, str] | None  # the output projection, its axis of heads, its bias
@@ -40,6 +41,10 @@ class ReaderMean(Coordinate):
     @property
     def dim(self) -> int:
         return len(self.rows)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.size,),)
 
     @property
     def constant(self) -> bool:
@@ -155,6 +160,10 @@ class WriterMean(Coordinate):
         return math.prod(self.shape)
 
     @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.shape,)
+
+    @property
     def touches(self) -> frozenset[str]:
         return frozenset({self.tensor})
 
@@ -199,13 +208,14 @@ def reader_means(arch: Architecture) -> list[ReaderMean]:
 
 def _reader_mean(arch: Architecture, reader: Linear, norm: Norm, has_shift: bool, words: Axis) -> ReaderMean | None:
     folded = gain_is_free(arch, norm)
+    assert reader.out_axis is not None
+    size = arch.shapes[reader.weight][reader.out_axis]
     heads = next((s for s in map(arch.space_of, words.terms) if isinstance(s, HeadSpace)), None)
     counts = (heads.n_heads, heads.n_kv_heads) if heads else (1, 1)
     if reader.bias or not has_shift:
-        assert reader.out_axis is not None
-        every = tuple(range(arch.shapes[reader.weight][reader.out_axis]))
+        every = tuple(range(size))
         free = _free_bias_rows(arch, heads, words) if heads else []
-        return ReaderMean(reader, norm, has_shift, folded, words, every, (), None, counts, tuple(free))
+        return ReaderMean(reader, norm, has_shift, folded, words, size, every, (), None, counts, tuple(free))
     if heads is None:
         return None
     number = heads.name.removeprefix("heads")
@@ -216,7 +226,7 @@ def _reader_mean(arch: Architecture, reader: Linear, norm: Norm, has_shift: bool
     if not keys and not values:
         return None
     rows = tuple(sorted(keys + values))
-    return ReaderMean(reader, norm, has_shift, folded, words, rows, tuple(values), output, counts)
+    return ReaderMean(reader, norm, has_shift, folded, words, size, rows, tuple(values), output, counts)
 
 
 def _free_bias_rows(arch: Architecture, heads: HeadSpace, words: Axis) -> list[int]:

@@ -40,6 +40,11 @@ class NormCoordinate(Coordinate):
         return self.space_size * (self.gain + self.shift)
 
     @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        fewest = self.gain + (self.shift and not self.lacks_bias)
+        return tuple((rows, self.space_size) for rows in range(fewest, self.gain + self.shift + 1))
+
+    @property
     def lacks_bias(self) -> bool:
         return self.shift and any(r.bias is None for r in self.readers)
 
@@ -88,8 +93,6 @@ class NormCoordinate(Coordinate):
         return torch.stack(rows)
 
     def set(self, value: Tensor) -> dict[str, Change]:
-        if value.shape not in {(self.gain + k, self.space_size) for k in (0, int(self.shift))}:
-            raise TransformError(f"{self.name}: value of shape {tuple(value.shape)} does not fit this norm")
         target = _Target(self, value)
         changes: dict[str, Change] = {}
         if self.gain:
