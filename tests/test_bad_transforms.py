@@ -182,7 +182,11 @@ UNFIT: Mapping[str, tuple[str, Break, str]] = {
         unchanged,
         r"/t: .* for a llama model with 3 layers, .* is mistral with 2 layers",
     ),
-    "sizes": ("other-size", unchanged, r"3 layers, width 24, 4/2 heads of 6, .* llama with 2 layers, .* of 10, .*; use"),
+    "sizes": (
+        "other-size",
+        unchanged,
+        r"3 layers, width 24, 4/2 heads of 6, .* llama with 2 layers, .* of 10, .*; use",
+    ),
     "gpt2": ("gpt2", unchanged, r"/t: the transform is for a llama model .*, the model is gpt2 with .*use a"),
     "tied": ("tied", unchanged, r"/t: the transform is for a llama model .*, the model is llama with"),
     "value": ("llama", part("gauge/norm:f/after", lambda v: v[..., :-1]), r"coordinate norm:f: .* shape .*, expected"),

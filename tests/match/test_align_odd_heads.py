@@ -31,7 +31,7 @@ ODD: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def _outer(head: Tensor) -> Tensor:
-    steps = torch.arange(1, len(head) + 1, dtype=head.dtype).sqrt()
+    steps = torch.randn(len(head), generator=torch.Generator().manual_seed(3))
     return steps[:, None] * head[:1] if head.dim() == 2 else steps * head[:1]
 
 
@@ -61,7 +61,7 @@ def _replaced(tensor: Tensor, axis: int, columns: list[int], heads: HeadSpace, k
 ODD_HEADS = [
     ("gpt2-bare", "zero", "qkvo"),
     ("gpt2-bare", "rank one", "q"),
-    ("gpt2-bare", "rank one", "v"),
+    ("gpt2-bare", "rank one", "qkvo"),
     ("gpt2-bare", "all zero", "v"),
     ("llama-bare", "zero", "qkvo"),
     ("llama-bare", "zero", "q"),
@@ -94,6 +94,8 @@ def test_rank_deficient_heads_are_told_and_keep_the_function(case: str, kind: st
         told = row["rank_deficient_kv_heads"]
         assert isinstance(told, list)
         assert expected <= set(told) <= set(range(4))
+    if kind != "all zero":  # one odd head does not keep the others from being moved
+        assert found.distance_after < 0.95 * found.distance_before
     check_sound(found, b, case)
     again = scrambled(a, "all-attention")
     check_sound(align(again.b, to=a, matcher=WeightMatching()), again.b, case)

@@ -25,7 +25,7 @@ class AttentionMatrices:
     o: Float[Tensor, "h d n"]
 
     def weighted(self, root: Float[Tensor, "rows rows"] | None) -> "AttentionMatrices":
-        """Q, K, V as seen by inputs with this second moment (its square root): ‖ΣQ½‖² is the mean of ‖yQ‖²."""
+        """Q, K, V as seen by inputs with this second moment (its square root): ‖Σ^½ Q‖² is the mean of ‖yQ‖²."""
         if root is None:
             return self
         part = root[:, : self.q.shape[-2]]  # all its rows: a corner of the root is not the root of a corner
