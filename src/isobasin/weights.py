@@ -1,7 +1,7 @@
 """A model as this project sees it: an architecture, and its tensors by full name, read when asked for."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from isobasin.arch import Architecture, Names, describe
 from isobasin.checkpoint import Checkpoint, CheckpointWriter, open_checkpoint, output_dtype, with_dtype
 from isobasin.errors import CheckpointError
-from isobasin.views import Tensors
+from isobasin.views import Tensors, View
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Weights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.arch.tensors)
+
+    def held(self, names: Iterable[str]) -> "Weights":
+        """The same model with some tensors read into memory, once, for whoever needs them often."""
+        held = {name: self[name] for name in names}
+        return replace(self, tensors=View(self.tensors, {name: lambda _, t=t: t for name, t in held.items()}))  # type: ignore[misc]
 
     @property
     def path(self) -> Path | None:

@@ -19,6 +19,7 @@ from isobasin.match import align as aligning
 from isobasin.match.attention import AttentionMatrices
 from isobasin.match.heads import HeadMatch, match_heads
 from isobasin.match.matchers import WeightMatching
+from isobasin.match.verification import Probe
 from isobasin.transform import Transform
 from isobasin.transform_file import load_transform
 from isobasin.weights import load
@@ -367,7 +368,7 @@ def test_an_alignment_that_would_change_the_function_is_exit_4_and_no_output(
         monkeypatch.setattr(aligning, "check_element", no_check)
         monkeypatch.setattr(Transform, "check_elements", no_check)
     if guards == 2:
-        monkeypatch.setattr(aligning, "verify_layer", no_check)
+        monkeypatch.setattr(Probe, "require_unchanged", no_check)
     words = ("not in S2 ≀", "would change the outputs of this layer", "would change the model's outputs")
     arguments = ["align", str(pairs / "llama-gqa-b"), "--to", str(pairs / "llama-gqa-a"), "-o", str(tmp_path / "c")]
     code = run([*arguments, "--save-transform", str(tmp_path / "t.safetensors"), "--verify", "model", "--quiet"])
@@ -384,8 +385,8 @@ def test_without_any_guard_the_wrong_element_is_written(
     """The negative control: the element above does change the function, so something had to catch it."""
     monkeypatch.setattr(WeightMatching, "match", outside)
     nearer(monkeypatch)
-    for name in ("check_element", "verify_layer"):
-        monkeypatch.setattr(aligning, name, no_check)
+    monkeypatch.setattr(aligning, "check_element", no_check)
+    monkeypatch.setattr(Probe, "require_unchanged", no_check)
     monkeypatch.setattr(Transform, "check_elements", no_check)
     a, b, c = pairs / "llama-gqa-a", pairs / "llama-gqa-b", tmp_path / "c"
     answer("align", b, "--to", a, "-o", c, "--verify", "none")

@@ -23,7 +23,7 @@ from isobasin.match.attention import AttentionMatrices, attention_matrices
 from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HeadMatch
 from isobasin.match.matchers import Matcher
-from isobasin.match.verification import check_element, layer_change, verify_layer
+from isobasin.match.verification import Probe, check_element, norm_before
 from isobasin.symmetries import symmetry
 from isobasin.transform import Transform, Value
 from isobasin.views import Doubled, Tensors, View, chain
@@ -117,6 +117,12 @@ class Pairing:
         names = {name for face in ("qk", "vo") for name, *_ in arch.carriers(f"{face}{number}")}
         return frozenset(names | {bias for bias in map(arch.bias_of, names) if bias})
 
+    def held(self, heads: HeadSpace) -> "Pairing":
+        """The same pair with one layer in memory: its projections and the norm in front of them."""
+        norm = norm_before(self.b.arch, heads)
+        names = self.tensors(heads) | ({norm.gain, norm.shift} & set(self.b.arch.tensors))
+        return replace(self, a=self.a.held(names), b=self.b.held(names))
+
     def empty(self) -> Transform:
         return Transform(self.b.arch.family, dict(self.b.arch.spaces))
 
@@ -125,6 +131,7 @@ def align_layer(
     pairing: Pairing, heads: HeadSpace, matcher: Matcher, dtypes: Mapping[str, torch.dtype], *, verify: bool = True
 ) -> LayerAlignment:
     """Match one layer and keep the best of: element and gauge, element alone, nothing at all."""
+    pairing = pairing.held(heads)
     coordinates = pairing.coordinates(heads)
     bare_a = _bare(pairing.reference, pairing, heads, coordinates)
     found = matcher.match(bare_a, _bare(pairing.moving, pairing, heads, coordinates), heads)
@@ -132,16 +139,21 @@ def align_layer(
     names = sorted(pairing.tensors(heads))
     reference = {name: pairing.reference[name] for name in names}
     original = {name: pairing.b[name].to(dtypes[name]) for name in names}
-    best, written = pairing.empty(), original
+    best, exact, written = pairing.empty(), original, original
     before = least = _square(reference, original)
     for transform in _candidates(pairing, heads, found, coordinates):
         moved = transform.apply(pairing.b, device=pairing.device)
-        stored = {name: moved[name].to(dtypes[name]) if name in moved.changed else original[name] for name in names}
+        tensors = {name: moved[name] for name in names}
+        stored = {name: t.to(dtypes[name]) if name in moved.changed else original[name] for name, t in tensors.items()}
         square = _square(reference, stored)
         if square < least:
-            best, written, least = transform, stored, square
+            best, exact, written, least = transform, tensors, stored, square
+    change = None
     if verify:
-        verify_layer(pairing.b, heads, best, pairing.device)
+        probe = Probe.of(pairing.b, heads, pairing.device)
+        if best.elements:
+            probe.require_unchanged(exact)
+        change = probe.change(written)
     element = best.elements.get(heads.name, symmetry(pairing.b.arch).groups[heads.name].identity())
     assert isinstance(element, HeadsElement)
     return LayerAlignment(
@@ -153,7 +165,7 @@ def align_layer(
         float(sum(t.square().sum() for t in reference.values())),
         bool(found.converged.all()),
         tuple(torch.nonzero(found.deficient).flatten().tolist()),
-        layer_change(pairing.b, heads, written, pairing.device) if verify else None,
+        change,
     )
 
 

@@ -56,8 +56,9 @@ def _face(
     for name, axis, words, term in arch.carriers(face):
         if term.dual != dual:
             continue
-        columns = torch.tensor(face_columns(arch, words, face, dual=dual))
-        part = tensors[name].index_select(axis, columns.to(tensors[name].device)).movedim(axis, 0)
+        part = tensors[name].movedim(axis, 0)
+        if len(words.terms) > 1:
+            part = part[torch.tensor(face_columns(arch, words, face, dual=dual), device=part.device)]
         if part.dim() == 1:
             bias = part.reshape(heads_count, heads.d_head)
         else:

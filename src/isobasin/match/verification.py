@@ -1,5 +1,7 @@
 """Does an alignment leave an attention layer's outputs alone? Measured by running the layer, in float64."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,6 @@ from isobasin.groups import HeadsElement
 from isobasin.match.attention import attend, attention_matrices
 from isobasin.shapes import Float
 from isobasin.symmetries import symmetry
-from isobasin.transform import Transform
 from isobasin.views import Doubled, Tensors
 from isobasin.weights import Weights
 
@@ -28,31 +29,40 @@ def check_element(b: Weights, heads: HeadSpace, element: HeadsElement) -> None:
         )
 
 
-def verify_layer(b: Weights, heads: HeadSpace, transform: Transform, device: torch.device) -> None:
-    """Refuse a transform that would change the layer's function by more than rounding, before it is stored."""
-    if not transform.elements and not transform.gauge:
-        return
-    change = layer_change(b, heads, transform.apply(b, device=device), device)
-    if not change <= EXACT:
-        raise VerificationError(
-            f"{heads.name}: the alignment found would change the outputs of this layer by {change:.1e} (allowed "
-            f"{EXACT:.0e}); nothing was written: try --stage2 orthogonal, and please report the models"
-        )
+@dataclass(frozen=True)
+class Probe:
+    """One attention layer of B run on random inputs behind its own norm: what it said, to compare others with."""
 
+    arch: Architecture
+    heads: HeadSpace
+    inputs: Float[Tensor, "t d+1"]
+    before: Float[Tensor, "t d"]
+    device: torch.device
 
-def layer_change(b: Weights, heads: HeadSpace, tensors: Tensors, device: torch.device) -> float:
-    """How far the layer's outputs are from B's, on random inputs behind its own norm, relative to the largest.
+    @staticmethod
+    def of(b: Weights, heads: HeadSpace, device: torch.device) -> "Probe":
+        original = Doubled(b, device)
+        inputs = _inputs(b.arch, heads, original)
+        return Probe(b.arch, heads, inputs, _outputs(b.arch, heads, original, inputs), device)
 
-    Behind LayerNorms the mean of what is written to the stream is not seen, and does not count.
-    """
-    original = Doubled(b, device)
-    inputs = _inputs(b.arch, heads, original)
-    before = _outputs(b.arch, heads, original, inputs)
-    after = _outputs(b.arch, heads, Doubled(tensors, device), inputs)
-    difference = after - before
-    if all(norm.kind == "layer" for norm in b.arch.norms.values() if norm.space == "resid"):
-        difference = difference - difference.mean(-1, keepdim=True)
-    return float(difference.abs().max() / before.abs().max().clamp(min=1e-300))
+    def change(self, tensors: Tensors) -> float:
+        """How far the layer's outputs are from B's with these projections, relative to the largest.
+
+        Behind LayerNorms the mean of what is written to the stream is not seen, and does not count.
+        """
+        difference = _outputs(self.arch, self.heads, Doubled(tensors, self.device), self.inputs) - self.before
+        if all(norm.kind == "layer" for norm in self.arch.norms.values() if norm.space == "resid"):
+            difference = difference - difference.mean(-1, keepdim=True)
+        return float(difference.abs().max() / self.before.abs().max().clamp(min=1e-300))
+
+    def require_unchanged(self, tensors: Tensors) -> None:
+        """Refuse projections that change the layer's function by more than rounding, before they are stored."""
+        change = self.change(tensors)
+        if not change <= EXACT:
+            raise VerificationError(
+                f"{self.heads.name}: the alignment found would change the outputs of this layer by {change:.1e} "
+                f"(allowed {EXACT:.0e}); nothing was written: try --stage2 orthogonal, and please report the models"
+            )
 
 
 def _outputs(arch: Architecture, heads: HeadSpace, tensors: Tensors, inputs: Tensor) -> Float[Tensor, "t d"]:
