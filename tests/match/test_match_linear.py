@@ -8,7 +8,7 @@ from torch import Tensor
 
 from isobasin.errors import IsobasinError
 from isobasin.match.descent import Grams, descend, linear_gradient, linear_objective, relative_gradient
-from isobasin.match.linear import align_linear, align_linear_factors, head_grams, linear_residual
+from isobasin.match.linear import align_linear, align_linear_factors, align_matrices, head_grams, linear_residual
 from isobasin.match.recipe import align_linear_recipe, descend_linear, loss_and_gradient, orthogonal_start
 
 
@@ -188,3 +188,14 @@ def test_recipe_head_by_head_is_the_recipe_in_a_batch_and_stops_at_its_target() 
     early = align_linear_recipe(*heads, learning_rate=3e-2, target=single.objective * 1.01)
     assert bool((early.steps < single.steps).all())
     assert bool((early.objective <= single.objective * 1.01).all())
+
+
+@pytest.mark.parametrize("solver", ["grams", "factors", "both"])
+def test_a_head_with_nothing_on_one_side_comes_back_on_the_other(solver: str) -> None:
+    v, o = normal(3, 20, 4, seed=80), torch.zeros(3, 20, 4, dtype=torch.float64)
+    heads = (v, o, v @ element(3, 4, condition=3.0, seed=81).mT, o)
+    solve = {"grams": lambda *x: align_linear(head_grams(*x)), "factors": align_linear_factors, "both": align_matrices}
+    found = solve[solver](*heads)
+    assert bool(found.deficient.all())
+    assert linear_residual(*heads, found.u).max() < 1e-9
+    assert linear_residual(*heads, torch.eye(4, dtype=torch.float64).expand(3, 4, 4)).min() > 1e-2

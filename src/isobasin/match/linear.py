@@ -86,8 +86,8 @@ def align_linear(grams: Grams, *, method: Method = "full", max_steps: int = 100,
     grams = Grams(*(block.reshape(-1, *block.shape[-2:]).to(torch.float64) for block in grams.blocks))
     _require_finite(*grams.blocks)
     threshold = 16 * grams.gq.shape[-1] * torch.finfo(torch.float64).eps
-    delta_q, bad_q = _ridge(_spectrum(grams.gq), _spectrum(grams.gq_a), threshold)
-    delta_k, bad_k = _ridge(_spectrum(grams.gk), _spectrum(grams.gk_a), threshold)
+    spectra = [_spectrum(g) for g in (grams.gq_a, grams.gk_a, grams.gq, grams.gk)]
+    delta_q, delta_k, deficient = _ridges(spectra, threshold)
     rows_q, rows_k = _multiples(delta_q, grams.gq), _multiples(delta_k, grams.gk)
     q = [block + rows_q for block in (grams.gq, grams.cq, grams.gq_a)]
     k = [block + rows_k for block in (grams.gk, grams.ck, grams.gk_a)]
@@ -101,7 +101,7 @@ def align_linear(grams: Grams, *, method: Method = "full", max_steps: int = 100,
         out: Tensor = linear_objective(grams, u).clamp_min(0)
         return out
 
-    return _best(method, solve, value, q[1] + k[1], grams.norm_a, bad_q | bad_k, batch)
+    return _best(method, solve, value, q[1] + k[1], grams.norm_a, deficient, batch)
 
 
 def align_linear_factors(
@@ -120,7 +120,7 @@ def align_linear_factors(
     _require_finite(*plain)
     threshold = (max(q_a.shape[-2:]) * torch.finfo(torch.float64).eps) ** 2
     squares = [torch.linalg.svdvals(torch.linalg.qr(_with_rows(x, None), mode="r").R).square() for x in plain]
-    (delta_q, bad_q), (delta_k, bad_k) = (_ridge(squares[i], squares[i + 2], threshold) for i in (0, 1))
+    delta_q, delta_k, deficient = _ridges(squares, threshold)
     qa, ka, qb, kb = (_with_rows(x, delta) for x, delta in zip(plain, (delta_q, delta_k) * 2))
     cross = qa.mT @ qb + ka.mT @ kb
     size = plain[0].square().sum((-1, -2)) + plain[1].square().sum((-1, -2))
@@ -137,7 +137,7 @@ def align_linear_factors(
     def value(u: Tensor) -> Tensor:
         return torch.nan_to_num(linear_residual(plain[0], plain[1], plain[2], plain[3], u), nan=torch.inf)
 
-    return _best(method, solve, value, cross, size, bad_q | bad_k, batch)
+    return _best(method, solve, value, cross, size, deficient, batch)
 
 
 def align_matrices(
@@ -322,13 +322,26 @@ def _diagonal_ratio(r: Tensor) -> Tensor:
     return diagonal.amin(-1) / diagonal.amax(-1).clamp_min(torch.finfo(r.dtype).tiny)
 
 
-def _ridge(values_b: Tensor, values_a: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """δ per head (zero for full rank) and whether it is deficient, from the eigenvalues of its Grams."""
+def _ridge(values_b: Tensor, values_a: Tensor, threshold: float, other: Tensor) -> tuple[Tensor, Tensor]:
+    """δ per head (zero for full rank) and whether it is deficient, from the eigenvalues of its Grams.
+
+    δ is a share of the largest eigenvalue; of the other side's (`other`) where this one is empty.
+    """
     top_a, top_b = values_a.amax(-1), values_b.amax(-1)
     deficient = (values_a.amin(-1) <= threshold * top_a) | (values_b.amin(-1) <= threshold * top_b)
     top = torch.maximum(top_a, top_b)
+    top = torch.where(top > 0, top, other)
     size = torch.where(top > 0, RIDGE * top, 1.0)
     return torch.where(deficient, size, 0.0), deficient
+
+
+def _ridges(spectra: list[Tensor], threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """δ of Q and of K, and which heads are deficient in either; spectra of Q_A, K_A, Q_B, K_B."""
+    q_a, k_a, q_b, k_b = spectra
+    tops = [torch.maximum(x.amax(-1), y.amax(-1)) for x, y in ((q_a, q_b), (k_a, k_b))]
+    delta_q, bad_q = _ridge(q_b, q_a, threshold, tops[1])
+    delta_k, bad_k = _ridge(k_b, k_a, threshold, tops[0])
+    return delta_q, delta_k, bad_q | bad_k
 
 
 def _with_rows(matrix: Tensor, delta: Tensor | None) -> Tensor:
