@@ -13,13 +13,10 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
-from synthetic import SMALL, write_llama
-
 from isobasin.match.align import Alignment, align
 from isobasin.match.matchers import WeightMatching
 from isobasin.weights import load
+from synthetic import SMALL, write_llama
 
 MEDIUM = {"d": 2048, "layers": 4, "heads": 32, "kv": 8, "ff": 512, "vocab": 1000}
 

@@ -35,7 +35,7 @@ Method = Literal["full", "orthogonal", "none"]
 
 CLOSE = 0.05  # of ‖A‖²: below this no other start is worth a look
 ORTHOGONAL = 0  # the first of the starts
-MARGIN = 0.02  # of ‖A‖²: how far behind the best a start may be, most of the way down, and still go on
+MARGIN = 3e-4  # of ‖A‖²: ten times what is left to gain most of the way down; a start farther behind can not win
 RIDGE = 1e-12
 WELL = 1e-2  # diagonal ratio of a Cholesky factor above which a head is well conditioned
 POLAR_STEPS = 30
