@@ -29,7 +29,8 @@ MAX_INNER = 30  # conjugate gradient steps for one Newton step; more buy nothing
 MAX_HALVINGS = 40
 FORCING = 0.3  # how far the residual of Newton's equation must fall at first; the gradient's root later
 MEMORY = 8  # pairs that L-BFGS remembers
-RENEW = 6  # Newton steps that share one pair of eigenbases
+CANCEL = 0.99  # how much of the diagonal blocks the coupling may take away
+RENEW = 3  # Newton steps that share one pair of eigenbases
 REACH = 10.0  # a start gives up when this many times its promised fall does not reach its rival
 
 
@@ -114,7 +115,9 @@ def relative_gradient(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Ten
     return _norm(frame.rhs) / frame.size
 
 
-def descend(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol: float, rivals: int = 1) -> Descent:
+def descend(
+    grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol: float, rivals: int = 1, related: bool = True
+) -> Descent:
     """Descend from `u`, each head for as long as it needs.
 
     A head has converged when its relative gradient is at most `tol`, or when the fall that its next step
@@ -126,7 +129,8 @@ def descend(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol:
     gradient = torch.full_like(value, torch.inf)
     done, steps = torch.zeros_like(value, dtype=torch.bool), torch.zeros_like(value, dtype=torch.int64)
     left = torch.arange(len(u), device=u.device)
-    sylvester: _Sylvester | None = None
+    kind = _Sylvester if related else _Paired
+    model: _Sylvester | _Paired | None = None
     for step in range(max_steps + 1):
         frame = _frame(grams[left], u[left])
         gradient = gradient.index_copy(0, left, _norm(frame.rhs) / frame.size)
@@ -134,47 +138,46 @@ def descend(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol:
         done, left, frame = done.index_fill(0, left[ready], True), left[~ready], frame[~ready]
         if not len(left):
             break
-        renew = sylvester is None or step % RENEW == 0
-        sylvester = _Sylvester.of(frame) if renew or sylvester is None else sylvester[~ready]
-        x = _newton_step(frame, sylvester, forcing=gradient[left].sqrt().clamp(max=FORCING))
+        model = kind.of(frame) if model is None or step % RENEW == 0 else model[~ready]
+        x = _newton_step(frame, model, forcing=gradient[left].sqrt().clamp(max=FORCING))
         promise = _dot(frame.rhs, x)
         ready = promise <= floor[left]
         done = done.index_fill(0, left[ready], True)
         best = value.reshape(rivals, -1).amin(0).repeat(rivals)
         going = ~ready & (steps[left] < max_steps) & (value[left] - REACH * promise <= best[left])
-        left, x, promise, sylvester = left[going], x[going], promise[going], sylvester[going]
+        left, x, promise, model = left[going], x[going], promise[going], model[going]
         if not len(left):
             break
         new, new_value, moved, _ = _line_search(grams[left], u[left], value[left], x, promise)
         u, value = u.index_copy(0, left, new), value.index_copy(0, left, new_value)
         steps = steps.index_add(0, left, moved.long())
         # nothing lower along a direction of descent: rounding is in the way
-        left, sylvester = left[moved], sylvester[moved]
+        left, model = left[moved], model[moved]
         if not len(left):
             break
     return Descent(u, value, gradient, done, steps)
 
 
-def approach(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int = 40, tol: float = 1e-3) -> Tensor:
+def approach(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int = 30, tol: float = 2e-3) -> Tensor:
     """Go most of the way by quasi-Newton steps (L-BFGS in the frame of U), which cost a gradient each.
 
-    Far from the minimum the Hessian is not worth solving for; what is known of it at the start, the Sylvester
-    solve, is where the quasi-Newton matrices begin.
+    Far from the minimum the Hessian is not worth solving for; a rough model of it at the start is where the
+    quasi-Newton matrices begin.
     """
     out, left = u, torch.arange(len(u), device=u.device)
     value, frame = linear_objective(grams, u), _frame(grams, u)
-    sylvester = _Sylvester.of(frame)
+    model = _Paired.of(frame)
     memory: list[tuple[Tensor, Tensor, Tensor]] = []
     for _ in range(max_steps):
         going = _norm(frame.rhs) > tol * frame.size
         if not bool(going.any()):
             break
         if not bool(going.all()):
-            left, u, value, frame, sylvester = left[going], u[going], value[going], frame[going], sylvester[going]
+            left, u, value, frame, model = left[going], u[going], value[going], frame[going], model[going]
             memory = [(s[going], y[going], rho[going]) for s, y, rho in memory]
-        x = _quasi_newton(frame.rhs, sylvester, memory)
+        x = _quasi_newton(frame.rhs, model, memory)
         uphill = _dot(frame.rhs, x) <= 0
-        x = torch.where(_wide(uphill), sylvester.solve(frame.rhs), x) if bool(uphill.any()) else x
+        x = torch.where(_wide(uphill), model.solve(frame.rhs), x) if bool(uphill.any()) else x
         u, value, moved, t = _line_search(grams[left], u, value, x, _dot(frame.rhs, x))
         out = out.index_copy(0, left, u)
         if not bool(moved.any()):
@@ -188,13 +191,13 @@ def approach(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int = 40
     return out
 
 
-def _quasi_newton(rhs: Tensor, sylvester: "_Sylvester", memory: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+def _quasi_newton(rhs: Tensor, model: "_Paired", memory: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     """The two-loop recursion of L-BFGS; a pair without curvature has weight zero and drops out."""
     q, weights = rhs, []
     for s, y, rho in reversed(memory):
         weights.append(rho * _dot(s, q))
         q = q - _wide(weights[-1]) * y
-    x = sylvester.solve(q)
+    x = model.solve(q)
     for (s, y, rho), weight in zip(memory, reversed(weights)):
         x = x + _wide(weight - rho * _dot(y, x)) * s
     return x
@@ -234,14 +237,51 @@ class _Sylvester:
         return _Sylvester(self.basis_q[heads], self.basis_k[heads], self.divisor[heads])
 
 
-def _newton_step(frame: _Frame, sylvester: _Sylvester, forcing: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class _Paired:
+    """Solves H(X) = R as if g_q, g_k and E were diagonal in one basis: x_ij then meets only x_ji.
+
+    For heads that have little in common E is no small thing: on antisymmetric X it all but cancels g_q and g_k, and
+    what is left, c_q and c_k, is far smaller than the Sylvester equation believes. The basis is that of the
+    symmetric part of c_q + c_kᵀ, which is all of it where no rotation of U helps any more.
+    """
+
+    basis: Tensor
+    own: Tensor  # a_j + b_i, for the diagonals a of g_q and b of g_k
+    cross: Tensor  # e_i + e_j
+
+    @staticmethod
+    def of(frame: _Frame) -> "_Paired":
+        c = frame.rhs + 2 * frame.e + frame.gq + frame.gk
+        basis = torch.linalg.eigh((c + c.mT) / 2).eigenvectors
+        a, b, e = (_dot_columns(basis, m @ basis) for m in (frame.gq, frame.gk, frame.e))
+        own: Tensor = a.unsqueeze(-2) + b.unsqueeze(-1)
+        bound = CANCEL * (own * own.mT).sqrt()
+        cross = (e.unsqueeze(-2) + e.unsqueeze(-1)).clamp(-bound, bound)  # what keeps it positive definite
+        return _Paired(basis, own, cross)
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        r = self.basis.mT @ rhs @ self.basis
+        x = (self.own.mT * r + self.cross * r.mT) / (self.own * self.own.mT - self.cross.square())
+        out: Tensor = self.basis @ x @ self.basis.mT
+        return out
+
+    def __getitem__(self, heads: Tensor) -> "_Paired":
+        return self if bool(heads.all()) else _Paired(self.basis[heads], self.own[heads], self.cross[heads])
+
+
+def _dot_columns(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-2)
+
+
+def _newton_step(frame: _Frame, model: _Sylvester | _Paired, forcing: Tensor) -> Tensor:
     """H(X) = R by preconditioned conjugate gradients."""
 
     def hessian(x: Tensor) -> Tensor:
         out: Tensor = x @ frame.gq + frame.gk @ x - frame.e @ x.mT - x.mT @ frame.e
         return out
 
-    return _conjugate_gradients(hessian, sylvester.solve, frame.rhs, forcing)
+    return _conjugate_gradients(hessian, model.solve, frame.rhs, forcing)
 
 
 def _conjugate_gradients(

@@ -26,6 +26,7 @@ from isobasin.errors import IsobasinError
 from isobasin.match.rotary import Layout, complex_pairs
 from isobasin.shapes import Float
 
+LARGE = 2**30  # multiplications in one product beyond which it is done in float32
 CHUNK = 2**22  # numbers held in float64 at once per side: 32 MB, whatever the width of the layer
 
 
@@ -136,9 +137,15 @@ def product_singular_values(x: Float[Tensor, "h d_x n"], y: Float[Tensor, "g d_y
 
 
 def _cross(x: Tensor, y: Tensor) -> Float[Tensor, "h_x n h_y n"]:
-    """X_iᵀ Y_j for all i and j, as one matrix product."""
+    """X_iᵀ Y_j for all i and j, as one matrix product: the bulk of Stage 1.
+
+    In float32 for large layers: a sum of thousands of products is then right to 1e-6 of its size, and heads that are
+    closer than that are the same head.
+    """
     flat_x, flat_y = x.transpose(0, 1).flatten(1), y.transpose(0, 1).flatten(1)
-    blocks = flat_x.mT @ flat_y
+    if flat_x.shape[0] * flat_x.shape[1] * flat_y.shape[1] > LARGE:
+        flat_x, flat_y = flat_x.to(torch.float32), flat_y.to(torch.float32)
+    blocks = (flat_x.mT @ flat_y).to(torch.float64)
     return blocks.reshape(len(x), x.shape[-1], len(y), y.shape[-1])
 
 

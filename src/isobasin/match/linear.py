@@ -269,13 +269,15 @@ def _race(grams: Grams, starts: Float[Tensor, "s batch n n"], max_steps: int, to
     values = linear_objective(many, rough).reshape(n_starts, n_heads)
     best = values.argmin(0)
     u = rough.reshape(starts.shape)
-    first = descend(grams, u[best, torch.arange(n_heads, device=best.device)], max_steps=max_steps, tol=tol)
+    first = descend(
+        grams, u[best, torch.arange(n_heads, device=best.device)], max_steps=max_steps, tol=tol, related=False
+    )
     again = torch.nonzero(
         (best != ORTHOGONAL) & (values[ORTHOGONAL] <= first.objective + MARGIN * grams.norm_a)
     ).flatten()
     if not len(again):
         return first
-    second = descend(grams[again], u[ORTHOGONAL, again], max_steps=max_steps, tol=tol)
+    second = descend(grams[again], u[ORTHOGONAL, again], max_steps=max_steps, tol=tol, related=False)
     better = second.objective < first.objective[again]
     return first.replaced(again[better], second, better)
 
