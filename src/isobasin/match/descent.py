@@ -159,7 +159,15 @@ def descend(
 
 
 def approach(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int = 30, tol: float = 2e-3) -> Tensor:
-    """Go most of the way by quasi-Newton steps (L-BFGS in the frame of U), which cost a gradient each.
+    """Go most of the way in float32; where that did not go down (a badly conditioned head), stay at `u`."""
+    half = [x.to(torch.float32) for x in (*grams.blocks, u)]
+    there = _quasi_newton_descent(Grams(*half[:-1]), half[-1], max_steps, tol).to(u.dtype)
+    lower = linear_objective(grams, there) < linear_objective(grams, u)
+    return torch.where(_wide(lower), there, u)
+
+
+def _quasi_newton_descent(grams: Grams, u: Tensor, max_steps: int, tol: float) -> Tensor:
+    """Quasi-Newton steps (L-BFGS in the frame of U), which cost a gradient each.
 
     Far from the minimum the Hessian is not worth solving for; a rough model of it at the start is where the
     quasi-Newton matrices begin.

@@ -35,6 +35,7 @@ Method = Literal["full", "orthogonal", "none"]
 
 CLOSE = 0.05  # of ‖A‖²: below this no other start is worth a look
 ORTHOGONAL = 0  # the first of the starts
+SCREEN = 8  # steps after which only the best start goes on, beside the orthogonal one
 MARGIN = 3e-4  # of ‖A‖²: ten times what is left to gain most of the way down; a start farther behind can not win
 RIDGE = 1e-12
 WELL = 1e-2  # diagonal ratio of a Cholesky factor above which a head is well conditioned
@@ -259,19 +260,16 @@ def _solve(
 
 
 def _race(grams: Grams, starts: Float[Tensor, "s batch n n"], max_steps: int, tol: float) -> Descent:
-    """Go most of the way from every start; descend to the end from the best of them and from the orthogonal one.
+    """A few steps from every start; most of the way from the best and the orthogonal one; then to the end.
 
     The latter is where the published recipe starts, so its minimum is never missed.
     """
-    n_starts, n_heads = starts.shape[:2]
-    many = Grams(*(block.repeat(n_starts, 1, 1) for block in grams.blocks))
-    rough = approach(many, starts.flatten(0, 1))
-    values = linear_objective(many, rough).reshape(n_starts, n_heads)
+    n_heads = starts.shape[1]
+    u, values = _approached(grams, starts, SCREEN)
+    heads = torch.arange(n_heads, device=values.device)
+    u, values = _approached(grams, torch.stack([u[ORTHOGONAL], u[values.argmin(0), heads]]), 30)
     best = values.argmin(0)
-    u = rough.reshape(starts.shape)
-    first = descend(
-        grams, u[best, torch.arange(n_heads, device=best.device)], max_steps=max_steps, tol=tol, related=False
-    )
+    first = descend(grams, u[best, heads], max_steps=max_steps, tol=tol, related=False)
     again = torch.nonzero(
         (best != ORTHOGONAL) & (values[ORTHOGONAL] <= first.objective + MARGIN * grams.norm_a)
     ).flatten()
@@ -280,6 +278,13 @@ def _race(grams: Grams, starts: Float[Tensor, "s batch n n"], max_steps: int, to
     second = descend(grams[again], u[ORTHOGONAL, again], max_steps=max_steps, tol=tol, related=False)
     better = second.objective < first.objective[again]
     return first.replaced(again[better], second, better)
+
+
+def _approached(grams: Grams, starts: Float[Tensor, "s batch n n"], steps: int) -> tuple[Tensor, Tensor]:
+    """Where some steps lead from every start of every head, and L there."""
+    many = Grams(*(block.repeat(len(starts), 1, 1) for block in grams.blocks))
+    u = approach(many, starts.flatten(0, 1), max_steps=steps)
+    return u.reshape(starts.shape), linear_objective(many, u).reshape(starts.shape[:2])
 
 
 def _best(
