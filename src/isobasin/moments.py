@@ -19,7 +19,7 @@ def reading_roots(a: Weights, b: Weights, data: Path, *, seed: int = 0) -> dict[
     return {name: _root((sums[0][name] + sums[1][name]) / 2) for name in sums[0]}
 
 
-def second_moments(weights: Weights, inputs: Iterable[Inputs]) -> dict[str, Float[Tensor, "d+1 d+1"]]:
+def second_moments(weights: Weights, inputs: Iterable[Inputs]) -> dict[str, Float[Tensor, "rows rows"]]:
     """E[(y, 1)(y, 1)ᵀ] over all tokens, y what the layer's projections read; accumulated in float64."""
     totals: dict[str, Tensor] = {}
     counts: dict[str, int] = {}

@@ -129,7 +129,7 @@ class OrthogonalFixingOnes(Group):
         frame = self._frame()
         return Matrix(frame @ small @ frame.mT + torch.full((self.n, self.n), 1 / self.n, dtype=FLOAT), orthogonal=True)
 
-    def _frame(self) -> Float[Tensor, "n n-1"]:
+    def _frame(self) -> Float[Tensor, "n m"]:
         """Orthonormal columns that span 1⊥ (Helmert's)."""
         k = torch.arange(1, self.n, dtype=FLOAT)
         frame = torch.triu(torch.ones(self.n, self.n - 1, dtype=FLOAT))

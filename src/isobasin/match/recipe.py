@@ -146,7 +146,7 @@ def brent_pair(eta_q: float, eta_k: float, gamma_q: complex, gamma_k: complex, *
 
     r = math.exp(minimize_scalar(g, method="brent").x / 2)
     z = r * gamma_q + gamma_k / r
-    return r * (z.conjugate() / abs(z) if z else 1.0)
+    return r * (z.conjugate() / abs(z) if z else 1 + 0j)
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Probe:
 
     arch: Architecture
     heads: HeadSpace
-    inputs: Float[Tensor, "t d+1"]
+    inputs: Float[Tensor, "t rows"]
     before: Float[Tensor, "t d"]
     device: torch.device
 
@@ -72,7 +72,7 @@ def _outputs(arch: Architecture, heads: HeadSpace, tensors: Tensors, inputs: Ten
     return outputs + tensors[projection[2]] if projection else outputs
 
 
-def _inputs(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> Float[Tensor, "t d+1"]:
+def _inputs(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> Float[Tensor, "t rows"]:
     """What the layer may read: normalised noise through the norm in front of it, and a one for the biases."""
     norm = norm_before(arch, heads)
     gain = tensors[norm.gain]
