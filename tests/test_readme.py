@@ -37,6 +37,10 @@ def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(back, ib.Weights)
     assert any(not torch.equal(moved[name], model[name].double()) for name in model)
     assert all(torch.allclose(back[name], model[name].double(), atol=1e-10) for name in model)
+    found = names["found"]
+    assert isinstance(found, ib.Alignment)
+    assert said[1].startswith("distance 1.5")
+    assert found.distance_after < 1e-12
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         before, after = (ib.Transformer.load(Path("path/to") / n)(tokens) for n in ("checkpoint", "scrambled"))

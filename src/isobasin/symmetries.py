@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from isobasin.arch import Architecture, HeadSpace, Norm, Space
 from isobasin.errors import IsobasinError
@@ -27,7 +28,7 @@ SCOPES = ("first-attention", "all-attention", "first-block", "model")
 class Symmetry:
     """All changes of a model's weights, of this scope, that leave its function as it is.
 
-    >>> print(symmetry(load("runs/seed0").arch))  # doctest: +SKIP
+    >>> print(symmetry(load("runs/seed0")))  # doctest: +SKIP
     O(256) × 6·[S8 ≀ (H32 × GL32)] × 6·ℝ*≀S1024, dimension 89,472 + 3,328 free directions
     """
 
@@ -96,9 +97,20 @@ class Symmetry:
         return all(reader.weight in weights for reader in self.arch.readers(norm.name))
 
 
+class Described(Protocol):
+    """Anything with an architecture: the weights of a model."""
+
+    @property
+    def arch(self) -> Architecture: ...
+
+
+def symmetry(model: Architecture | Described) -> Symmetry:
+    """The whole symmetry of a model, or of a bound architecture."""
+    return _symmetry(model if isinstance(model, Architecture) else model.arch)
+
+
 @lru_cache(maxsize=16)
-def symmetry(arch: Architecture) -> Symmetry:
-    """The whole symmetry of a bound architecture."""
+def _symmetry(arch: Architecture) -> Symmetry:
     groups = {name: group_of(space) for name, space in arch.spaces.items() if _in_use(arch, name)}
     return Symmetry(arch, groups, coordinates(arch))
 
