@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from isobasin.arch import Architecture, HeadSpace, Norm, Space
 from isobasin.errors import IsobasinError
-from isobasin.gauge import Coordinate, coordinates
+from isobasin.gauge import Coordinate, ReaderMean, coordinates
 from isobasin.groups import (
     GL,
     Group,
@@ -67,10 +67,11 @@ class Symmetry:
             return self
         spaces = self._spaces(scope)
         tensors = self._tensors(spaces)
+        chosen = {name: c for name, c in self.coordinates.items() if c.touches <= tensors}
         return Symmetry(
             self.arch,
             {name: group for name, group in self.groups.items() if name in spaces},
-            {name: c for name, c in self.coordinates.items() if c.touches <= tensors},
+            {name: c.without_folding() if _reads_unfolded(c, chosen) else c for name, c in chosen.items()},
         )
 
     def _spaces(self, scope: str) -> set[str]:
@@ -129,6 +130,11 @@ def _in_use(arch: Architecture, space: str) -> bool:
         for axis in role.axes
         for term in axis.terms
     )
+
+
+def _reads_unfolded(coordinate: Coordinate, chosen: Mapping[str, Coordinate]) -> TypeGuard[ReaderMean]:
+    """A reader's mean in a scope that leaves the norm in front of it as it is."""
+    return isinstance(coordinate, ReaderMean) and f"norm:{coordinate.norm.name}" not in chosen
 
 
 def heads_group(space: HeadSpace) -> Heads:

@@ -3,10 +3,10 @@
 from isobasin.arch import Architecture
 from isobasin.gauge.biases import key_biases, sum_shares, value_biases
 from isobasin.gauge.coordinate import Coordinate, Stage
-from isobasin.gauge.means import reader_means, writer_means
+from isobasin.gauge.means import ReaderMean, reader_means, writer_means
 from isobasin.gauge.norms import NormCoordinate, norm_coordinates
 
-__all__ = ["Coordinate", "NormCoordinate", "Stage", "coordinates"]
+__all__ = ["Coordinate", "NormCoordinate", "ReaderMean", "Stage", "coordinates"]
 
 
 def coordinates(arch: Architecture) -> dict[str, Coordinate]:

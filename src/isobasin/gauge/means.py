@@ -1,7 +1,7 @@
 """Components along the all-ones vector, which a LayerNorm removes: of what reads it, and of what writes before it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from isobasin.action import Action
 from isobasin.arch import Architecture, Axis, HeadSpace, Linear, Norm, Space, gain_is_free
 from isobasin.gauge.coordinate import Coordinate, Stage, add_outer, contract, face_columns, has_mean
 from isobasin.views import Change, Tensors
+
+SMALLEST_GAIN = 0.02  # of the gains' own size
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,14 @@ class ReaderMean(Coordinate):
         return value * self._mask(value)
 
     def usable(self, tensors: Tensors) -> bool:
-        gain = tensors[self.norm.gain].abs()
-        if self.constant:
-            return self.folded and has_mean(tensors[self.norm.gain], tensors[self.norm.shift])
-        return self.folded or bool(gain.min() > 1e-6 * gain.max())
+        """Not behind a gain that is close to zero somewhere, unless that is folded first: 1/γ would be enormous."""
+        gain = tensors[self.norm.gain]
+        level = self.folded or bool(gain.abs().min() > SMALLEST_GAIN * gain.square().mean().sqrt())
+        return level and (not self.constant or has_mean(gain, tensors[self.norm.shift]))
+
+    def without_folding(self) -> "ReaderMean":
+        """The same, where its norm keeps gain and shift."""
+        return replace(self, folded=False)
 
     def _mask(self, like: Tensor) -> Tensor:
         mask = torch.zeros_like(like)

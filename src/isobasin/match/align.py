@@ -106,7 +106,7 @@ class Pairing:
     def coordinates(self, heads: HeadSpace) -> list[Coordinate]:
         """The free coordinates of this layer's attention, in the order in which they are set."""
         inside = self.tensors(heads)
-        every = symmetry(self.b.arch).coordinates.values()
+        every = symmetry(self.b.arch).scoped(self.scope).coordinates.values()
         mine = [c for c in every if c.touches <= inside]
         return [c for c in mine if c.usable(self.reference) and c.usable(self.moving)]
 
