@@ -47,8 +47,8 @@ class Transform:
         return not self.gauge and all(element.exact for element in self.elements.values())
 
     def exact_in(self, dtype: torch.dtype) -> bool:
-        """Whether applying it to weights stored in this type rounds nothing; a float64 store rounds at 1e-16."""
-        return self.exact or (dtype == torch.float64 and not self.elements and not self.gauge)
+        """Whether applying it to weights stored in this type rounds nothing: the same for every floating type."""
+        return dtype.is_floating_point and self.exact
 
     def apply(self, weights: Weights, *, device: torch.device | None = None) -> Weights:
         """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched."""

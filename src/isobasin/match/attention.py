@@ -31,10 +31,6 @@ class AttentionMatrices:
         part = root[:, : self.q.shape[-2]]  # all its rows: a corner of the root is not the root of a corner
         return AttentionMatrices(part @ self.q, part @ self.k, part @ self.v, self.o)
 
-    @property
-    def squared_norm(self) -> float:
-        return float(sum(x.square().sum() for x in (self.q, self.k, self.v, self.o)))
-
 
 def attention_matrices(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> AttentionMatrices:
     """Read one layer. `tensors` in float64; a bias row is there for all three of Q, K, V or for none."""

@@ -31,7 +31,6 @@ FORCING = 0.3  # how far the residual of Newton's equation must fall at first; t
 MEMORY = 8  # pairs that L-BFGS remembers
 CANCEL = 0.99  # how much of the diagonal blocks the coupling may take away
 RENEW = 3  # Newton steps that share one pair of eigenbases
-REACH = 10.0  # a start gives up when this many times its promised fall does not reach its rival
 
 
 @dataclass(frozen=True)
@@ -116,14 +115,13 @@ def relative_gradient(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Ten
 
 
 def descend(
-    grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol: float, rivals: int = 1, related: bool = True
+    grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int, tol: float, related: bool = True
 ) -> Descent:
     """Descend from `u`, each head for as long as it needs.
 
-    A head has converged when its relative gradient is at most `tol`, or when the fall that its next step
-    promises is below the rounding of L. A batch may hold several starts for the same heads, one after the
-    other (`rivals` of them); a start gives up when ten times its promise would not bring it below its best
-    rival.
+    A head has converged when its relative gradient is at most `tol`, or when the fall that its next step promises is
+    below the rounding of L. `related` heads take the Sylvester equation as the model of their Hessian, others the
+    paired one.
     """
     value, floor = linear_objective(grams, u), 4 * torch.finfo(u.dtype).eps * grams.norm_a
     gradient = torch.full_like(value, torch.inf)
@@ -143,8 +141,7 @@ def descend(
         promise = _dot(frame.rhs, x)
         ready = promise <= floor[left]
         done = done.index_fill(0, left[ready], True)
-        best = value.reshape(rivals, -1).amin(0).repeat(rivals)
-        going = ~ready & (steps[left] < max_steps) & (value[left] - REACH * promise <= best[left])
+        going = ~ready & (steps[left] < max_steps)
         left, x, promise, model = left[going], x[going], promise[going], model[going]
         if not len(left):
             break
