@@ -24,7 +24,7 @@ test-all: lint
 	ISOBASIN_SLOW=1 $(BIN)/python -m pytest -q -n 2
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/demo_foundation.py
+	$(BIN)/isobasin demo -o out/demo --force
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

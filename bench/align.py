@@ -10,17 +10,13 @@ run. Everything runs as a process of its own, one after the other; peaks of anon
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 
+from rivals import measured, mergekit
 from synthetic import LARGE, SMALL, write_llama
 
-HERE = Path(__file__).resolve().parents[1]
-MERGEKIT = HERE / ".venv-mergekit"
 RECIPE = """models:
   - model: {a}
     parameters: {{weight: 0.5}}
@@ -29,45 +25,6 @@ RECIPE = """models:
 merge_method: linear
 dtype: bfloat16
 """
-
-
-def mergekit() -> Path:
-    """The program, installed with pip where it is not there yet."""
-    program = MERGEKIT / "bin/mergekit-yaml"
-    if not program.exists():
-        print("installing mergekit 0.1.5 in an environment of its own …", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(MERGEKIT)], check=True)
-        pip = [str(MERGEKIT / "bin/python"), "-m", "pip", "install", "-q"]
-        subprocess.run([*pip, "-c", str(HERE / "constraints.txt"), "torch"], check=True)
-        subprocess.run([*pip, "-c", str(HERE / "constraints.txt"), "mergekit==0.1.5"], check=True)
-    return program
-
-
-def measured(name: str, command: list[str], out: Path) -> tuple[float, float]:
-    """Wall time and peak anonymous memory (MB) of a command; its output folder is removed."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    peak = [0]
-    watcher = threading.Thread(target=_watch, args=(process, peak))
-    watcher.start()
-    _, errors = process.communicate()
-    seconds = time.perf_counter() - start
-    watcher.join()
-    if process.returncode or not (out / "config.json").exists():
-        sys.exit(f"{name} failed:\n{errors}")
-    shutil.rmtree(out)
-    return seconds, peak[0] / 1024
-
-
-def _watch(process: "subprocess.Popen[str]", peak: list[int]) -> None:
-    status = Path(f"/proc/{process.pid}/status")
-    while process.poll() is None:
-        try:
-            lines = status.read_text().splitlines()
-            peak[0] = max([peak[0], *(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))])
-        except OSError:
-            return
-        time.sleep(0.01)
 
 
 def compare(label: str, a: Path, b: Path, place: Path, program: Path) -> None:

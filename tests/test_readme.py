@@ -21,8 +21,10 @@ def first_block() -> str:
 def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = first_block()
     assert len(source.splitlines()) <= 15
-    config = ib.ModelConfig.preset("llama", d_model=64, n_layers=2, n_heads=4, d_ff=128, d_vocab=50)
-    ib.Transformer(config, seed=0).save(tmp_path / "path/to/checkpoint")
+    config = ib.ModelConfig.preset("llama", d_model=64, n_layers=2, n_heads=4, d_ff=128, d_vocab=256, n_positions=32)
+    for seed, name in enumerate("ab"):
+        ib.Transformer(config, seed=seed).save(tmp_path / "path/to" / name)
+    (tmp_path / "path/to/text.txt").write_text("To be, or not to be, that is the question. " * 4)
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
     names: dict[str, object] = {"print": lambda value: said.append(str(value))}
@@ -31,20 +33,26 @@ def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     promised = re.search(r"# (O\(64\).*), dimension", source)
     assert promised is not None
     assert said[0].startswith(promised[1])
-    model, moved, back = names["model"], names["moved"], names["back"]
-    assert isinstance(model, ib.Weights)
-    assert isinstance(moved, ib.Weights)
-    assert isinstance(back, ib.Weights)
-    assert any(not torch.equal(moved[name], model[name].double()) for name in model)
-    assert all(torch.allclose(back[name], model[name].double(), atol=1e-10) for name in model)
-    found = names["found"]
-    assert isinstance(found, ib.Alignment)
-    assert said[1].startswith("distance 1.5")
-    assert found.distance_after < 1e-12
+    distances = re.fullmatch(r"distance ([\d.]+) → ([\d.]+) of ‖A‖ over 5 parts; outputs moved by at most .*", said[1])
+    assert distances is not None
+    assert float(distances[2]) < float(distances[1])
+    b, c, curve = names["b"], names["c"], names["curve"]
+    assert isinstance(b, ib.Weights)
+    assert isinstance(c, ib.Weights)
+    assert isinstance(curve, ib.Curve)
+    assert len(curve.lambdas) == 25
     tokens = torch.arange(12)[None]
+    outputs = []
+    for weights in (b, c):
+        model = ib.Transformer(config)
+        model.load_state_dict(weights.state_dict("float32"))
+        with torch.no_grad():
+            outputs.append(model(tokens))
+    assert any(not torch.equal(c[name], b[name].double()) for name in b)
+    assert torch.allclose(outputs[1], outputs[0], atol=1e-5 * float(outputs[0].abs().max()))
+    assert Path("path/to/barrier.png").stat().st_size > 1000
     with torch.no_grad():
-        before, after = (ib.Transformer.load(Path("path/to") / n)(tokens) for n in ("checkpoint", "scrambled"))
-    assert torch.allclose(after, before, atol=1e-5 * float(before.abs().max()))
+        ib.Transformer.load(Path("path/to/merged"))(tokens)
 
 
 def test_the_table_of_commands_is_complete() -> None:

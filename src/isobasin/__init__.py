@@ -10,35 +10,51 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "ActivationMatching": "isobasin.match.matchers",
-    "Alignment": "isobasin.match.align",
+    "Alignment": "isobasin.match.alignment",
     "Check": "isobasin.checking",
+    "Curve": "isobasin.path",
     "IsobasinError": "isobasin.errors",
     "ModelConfig": "isobasin.model",
     "ReferenceMatching": "isobasin.match.reference",
     "Symmetry": "isobasin.symmetries",
+    "Task": "isobasin.tasks",
     "Transform": "isobasin.transform",
     "Transformer": "isobasin.model",
     "WeightMatching": "isobasin.match.matchers",
     "Weights": "isobasin.weights",
     "align": "isobasin.match.align",
     "check": "isobasin.checking",
+    "evaluate_path": "isobasin.path",
     "load": "isobasin.weights",
     "load_transform": "isobasin.transform_file",
+    "merge": "isobasin.merging",
     "normalize": "isobasin.normalize",
+    "open_task": "isobasin.tasks",
+    "plot_explain": "isobasin.plots",
+    "plot_layers": "isobasin.plots",
+    "plot_path": "isobasin.plots",
+    "plot_plane": "isobasin.plots",
     "save_transform": "isobasin.transform_file",
     "scramble": "isobasin.transform",
     "symmetry": "isobasin.symmetries",
+    "write_report": "isobasin.report",
 }
 
 if TYPE_CHECKING:
     from isobasin.checking import Check, check
     from isobasin.errors import IsobasinError
-    from isobasin.match.align import Alignment, align
+    from isobasin.match.align import align
+    from isobasin.match.alignment import Alignment
     from isobasin.match.matchers import ActivationMatching, WeightMatching
     from isobasin.match.reference import ReferenceMatching
+    from isobasin.merging import merge
     from isobasin.model import ModelConfig, Transformer
     from isobasin.normalize import normalize
+    from isobasin.path import Curve, evaluate_path
+    from isobasin.plots import plot_explain, plot_layers, plot_path, plot_plane
+    from isobasin.report import write_report
     from isobasin.symmetries import Symmetry, symmetry
+    from isobasin.tasks import Task, open_task
     from isobasin.transform import Transform, scramble
     from isobasin.transform_file import load_transform, save_transform
     from isobasin.weights import Weights, load
@@ -47,10 +63,12 @@ __all__ = [
     "ActivationMatching",
     "Alignment",
     "Check",
+    "Curve",
     "IsobasinError",
     "ModelConfig",
     "ReferenceMatching",
     "Symmetry",
+    "Task",
     "Transform",
     "Transformer",
     "WeightMatching",
@@ -58,12 +76,20 @@ __all__ = [
     "__version__",
     "align",
     "check",
+    "evaluate_path",
     "load",
     "load_transform",
+    "merge",
     "normalize",
+    "open_task",
+    "plot_explain",
+    "plot_layers",
+    "plot_path",
+    "plot_plane",
     "save_transform",
     "scramble",
     "symmetry",
+    "write_report",
 ]
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
-from isobasin.inputs import unlabeled
 from isobasin.running import Inputs, record_reads
 from isobasin.shapes import Float
+from isobasin.tasks import unlabeled
 from isobasin.weights import Weights
 
 

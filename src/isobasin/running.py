@@ -72,9 +72,9 @@ def record_reads(
 ) -> None:
     """Run the model and hand over what some of its weights read: `wanted` maps a weight's name to a label."""
     model = module_of(weights)
-    places = dict(load(model, dict(weights.config)).names.on_disk)  # names in memory may differ from those on disk
+    held = places(weights, model)
     for weight, label in wanted.items():
-        module = model.get_submodule(places[weight].rpartition(".")[0])
+        module = model.get_submodule(held[weight].rpartition(".")[0])
         module.register_forward_pre_hook(lambda _, args, label=label: add(label, args[0]))
     with torch.no_grad():
         for one in inputs:
@@ -96,10 +96,33 @@ def _run(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
     return torch.cat([said[name].flatten() for name in OUTPUTS if said.get(name) is not None])
 
 
-def module_of(weights: Weights) -> torch.nn.Module:
-    """The model itself, in float32, ready to run: ours, or the class of transformers that config.json names."""
+def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
+    """What the model says, for a loss: (N, classes), or (N, T, vocabulary)."""
+    if weights.arch.family == "isobasin":
+        said = inputs.get("input_ids", inputs.get("pixel_values"))
+        mask = inputs.get("attention_mask")
+        own: Tensor = model(said, None if mask is None else mask.bool())
+        return own
+    found = model(**inputs)
+    for name in ("logits", "prediction_logits"):
+        if found.get(name) is not None:
+            theirs: Tensor = found[name]
+            return theirs
+    raise ArchitectureError(f"{type(model).__name__} has no logits, so there is nothing to measure: give it a head")
+
+
+def places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
+    """The parameter of `model` that holds each tensor: names in memory may differ from those on disk."""
+    return dict(load(model, dict(weights.config)).names.on_disk)
+
+
+def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
+    """The model itself, in float32, ready to run: ours, or the class of transformers that config.json names.
+
+    `attention` is how transformers computes it: `eager` is the plain formula, `sdpa` is faster.
+    """
     if weights.arch.family != "isobasin":
-        return _pretrained(weights)
+        return _pretrained(weights, attention)
     from isobasin.model import ModelConfig, Transformer
 
     model = Transformer(ModelConfig.from_dict(dict(weights.config)))
@@ -107,7 +130,7 @@ def module_of(weights: Weights) -> torch.nn.Module:
     return model.eval()
 
 
-def _pretrained(weights: Weights) -> torch.nn.Module:
+def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
     import transformers
     from transformers.utils import logging
 
@@ -132,7 +155,7 @@ def _pretrained(weights: Weights) -> torch.nn.Module:
             config=transformers.AutoConfig.for_model(**settings),
             state_dict=state,
             dtype=torch.float32,
-            attn_implementation="eager",
+            attn_implementation=attention,
             output_loading_info=True,
             **options,
         )
@@ -145,5 +168,6 @@ def _pretrained(weights: Weights) -> torch.nn.Module:
             f"{min(report['missing_keys'])}: transformers expects this tensor in a {name}, the checkpoint does not "
             "have it: complete the folder or correct architectures in config.json"
         )
+    model.config.use_cache = False  # nobody generates here, and a component that runs twice would fill it twice
     ready: torch.nn.Module = model.eval()
     return ready

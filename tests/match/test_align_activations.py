@@ -13,10 +13,10 @@ from torch import Tensor
 
 import tiny
 from isobasin.cli import run
-from isobasin.inputs import MAX_TOKENS, unlabeled
 from isobasin.match.attention import attention_matrices
 from isobasin.model import ModelConfig, Transformer
 from isobasin.moments import reading_roots, second_moments
+from isobasin.tasks.unlabeled import MAX_TOKENS, unlabeled
 from isobasin.views import Doubled
 from isobasin.weights import Weights, load
 from refusals import check_refused, everything
@@ -181,7 +181,7 @@ def test_at_most_so_many_tokens_are_read_in_pieces_the_model_can_take(tmp_path: 
 ARRAYS: dict[str, tuple[np.ndarray, str]] = {
     "floating ids": (ids((3, 5)).astype(np.float32), r"float32 with shape \(3, 5\); this model expects token ids"),
     "complex": (ids((3, 5)).astype(np.complex64), r"complex64 with shape .* expects token ids"),
-    "one axis": (ids((15,)), r"int64 with shape \(15,\); this model expects token ids"),
+    "three axes": (ids((3, 5, 1)), r"int64 with shape \(3, 5, 1\); this model expects token ids"),
     "no columns": (ids((3, 0)), r"shape \(3, 0\); this model expects token ids"),
     "no rows": (ids((0, 5)), r"holds no inputs: expected at least one"),
     "negative": (ids((3, 5)) - 20, r"token ids from -\d+ to \d+, but the vocabulary has 30"),

@@ -211,7 +211,7 @@ def place(folders: Path, tmp_path: Path) -> Path:
 # name: what to add to the command line, what the one line must say; {} is the folder
 FLAGS: Mapping[str, tuple[list[str], str]] = {
     "scope": (["--scope", "everything"], r"--scope 'everything' is not available, expected one of first-att"),
-    "scope-model": (["--scope", "model"], r"--scope 'model' is not available, expected one of"),
+    "scope-model": (["--scope", "model", "--matcher", "reference"], r"--matcher reference aligns attention only: use"),
     "matcher": (["--matcher", "magic"], r"--matcher 'magic' is not available, expected one of weights, act"),
     "stage2": (["--stage2", "half"], r"--stage2 'half' is not available, expected one of none, orthogonal, full"),
     "head-distance": (["--head-distance", "l1"], r"--head-distance 'l1' is not available, expected one of complete"),

@@ -42,6 +42,7 @@ KEYS = {
 }
 LAYER_KEYS = {
     "layer",
+    "space",
     "distance_before",
     "distance_after",
     "converged",

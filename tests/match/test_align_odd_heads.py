@@ -14,7 +14,8 @@ import tiny
 from isobasin.arch import HeadSpace
 from isobasin.cli import run
 from isobasin.gauge.coordinate import face_columns
-from isobasin.match.align import Alignment, align
+from isobasin.match.align import align
+from isobasin.match.alignment import Alignment
 from isobasin.match.matchers import WeightMatching
 from isobasin.match.reference import ReferenceMatching
 from isobasin.weights import Weights

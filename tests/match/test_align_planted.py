@@ -27,7 +27,8 @@ from torch import Tensor
 import tiny
 from isobasin.arch import HeadSpace
 from isobasin.groups import GL, Matrix, RotaryCommutant
-from isobasin.match.align import Alignment, align
+from isobasin.match.align import align
+from isobasin.match.alignment import Alignment
 from isobasin.match.attention import attention_matrices
 from isobasin.match.matchers import WeightMatching
 from isobasin.model import ModelConfig

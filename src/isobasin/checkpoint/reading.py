@@ -1,5 +1,6 @@
 """A folder of weights as a lazy mapping from tensor names to tensors."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from isobasin.checkpoint.documents import read_object
 from isobasin.checkpoint.finite import check_finite
-from isobasin.checkpoint.header import TensorInfo, nbytes, read_header
+from isobasin.checkpoint.header import TensorInfo, read_header
 from isobasin.checkpoint.location import find_folder, find_weights
 from isobasin.checkpoint.pickled import PickledFiles
 from isobasin.errors import CheckpointError
@@ -74,28 +75,49 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             raise ValueError(f"rows {start}:{stop} of tensor {name!r} with shape {shape}")
         return self._block(name, start, stop, True)
 
+    def flat(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """The numbers `start:stop` of tensor `name`, its rows one after another; NaN and infinite ones too.
+
+        For blocks that do not follow the rows; whoever asks looks for what is not finite in what is made of them.
+        """
+        if not 0 <= start <= stop <= math.prod(self.infos[name].shape):
+            raise ValueError(f"numbers {start}:{stop} of tensor {name!r} with shape {self.infos[name].shape}")
+        if self.infos[name].offset is None:
+            return self._guarded(name, lambda: self._unpickled(name, 0, None).reshape(-1)[start:stop])
+        return self._guarded(name, lambda: self._bytes(name, start, stop))
+
+    def check(self, name: str, tensor: torch.Tensor) -> None:
+        """An error that names the file, where a `tensor` read from it holds NaN or infinite values."""
+        check_finite(tensor, name, f"found in {self.infos[name].file}, repair or re-download it")
+
     def _block(self, name: str, start: int, stop: int | None, finite: bool) -> torch.Tensor:
-        info = self.infos[name]
-        read = self._unpickled if info.offset is None else self._raw
-        try:
-            block = read(name, start, stop)
-        except OSError as error:
-            raise CheckpointError(f"{info.file} can not be read: {error.strerror}") from error
+        read = self._unpickled if self.infos[name].offset is None else self._raw
+        block = self._guarded(name, lambda: read(name, start, stop))
         if finite:
-            check_finite(block, name, f"found in {info.file}, repair or re-download it")
+            self.check(name, block)
         return block
 
+    def _guarded(self, name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        try:
+            return read()
+        except OSError as error:
+            raise CheckpointError(f"{self.infos[name].file} can not be read: {error.strerror}") from error
+
     def _raw(self, name: str, start: int, stop: int | None) -> torch.Tensor:
+        shape = self.infos[name].shape
+        wanted = shape if stop is None else (stop - start, *shape[1:])
+        first = start * math.prod(shape[1:])
+        return self._bytes(name, first, first + math.prod(wanted)).reshape(wanted)
+
+    def _bytes(self, name: str, start: int, stop: int) -> torch.Tensor:
         info = self.infos[name]
         assert info.offset is not None
-        shape = info.shape if stop is None else (stop - start, *info.shape[1:])
-        skip = start * nbytes(info.dtype, info.shape[1:])
-        data = torch.empty(nbytes(info.dtype, shape), dtype=torch.uint8)
+        data = torch.empty((stop - start) * info.dtype.itemsize, dtype=torch.uint8)
         with info.file.open("rb", buffering=0) as stream:
             self._check_stamp(info.file, os.fstat(stream.fileno()))
-            stream.seek(info.offset + skip)
+            stream.seek(info.offset + start * info.dtype.itemsize)
             _fill(data.numpy().data, stream.readinto, info.file)
-        return data.view(info.dtype).reshape(shape)
+        return data.view(info.dtype)
 
     def _unpickled(self, name: str, start: int, stop: int | None) -> torch.Tensor:
         file = self.infos[name].file

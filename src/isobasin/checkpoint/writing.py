@@ -1,6 +1,7 @@
 """Writing a checkpoint: headers first, then tensors one at a time or by blocks of rows, then all in place."""
 
 import errno
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,8 +29,8 @@ class CheckpointWriter:
     exception removes it. Tensors come in any order, each once; `order` is that on disk. Every place is known
     from the start, so memory is bounded by the tensor (or block of rows) being written.
 
-    `companions`: folder whose tokenizer, licence, ... come along. `inputs`: folders the output must avoid.
-    `force`: replace a checkpoint that is already at `out`.
+    `companions`: folder whose tokenizer, licence, ... come along. `documents`: texts to write beside, by file name.
+    `inputs`: folders the output must avoid. `force`: replace a checkpoint that is already at `out`.
     """
 
     order: tuple[str, ...]
@@ -41,6 +42,7 @@ class CheckpointWriter:
         *,
         config: Mapping[str, Any],
         companions: Path | None = None,
+        documents: Mapping[str, str] | None = None,
         inputs: Sequence[Path] = (),
         force: bool = False,
         max_shard_size: int | str = "5GB",
@@ -53,7 +55,9 @@ class CheckpointWriter:
         self._shards = plan_shards(self._infos, parse_size(max_shard_size))
         self._places = {name: (s.file, start) for s in self._shards for name, start in s.offsets.items()}
         self.order = tuple(self._places)
+        self._documents = dict(documents or {})
         self._rows = dict.fromkeys(self._infos, 0)
+        self._numbers = dict.fromkeys(self._infos, 0)
         self._unwritten = set(self._infos)
         self._config = without_code(dict(config))
         self._inputs = [*inputs, *([companions] if companions is not None else [])]
@@ -88,7 +92,7 @@ class CheckpointWriter:
     def write(self, name: str, tensor: torch.Tensor, *, finite: bool = True) -> None:
         """Write a whole tensor. NaN or infinite values are an error unless `finite` is False (see `read`)."""
         shape = self._infos[name][1]
-        if tuple(tensor.shape) != shape or self._rows[name] or name not in self._unwritten:
+        if tuple(tensor.shape) != shape or self._begun(name) or name not in self._unwritten:
             raise ValueError(f"{name!r} of shape {tuple(tensor.shape)}: expected {shape}, once, at one go")
         self._put(name, 0, tensor, finite)
         self._unwritten.remove(name)
@@ -98,7 +102,7 @@ class CheckpointWriter:
         shape = self._infos[name][1]
         stop = start + (tensor.shape[0] if tensor.ndim else 1)
         fits = bool(shape) and tuple(tensor.shape[1:]) == shape[1:] and stop <= shape[0]
-        if not fits or start != self._rows[name] or name not in self._unwritten:
+        if not fits or start != self._rows[name] or self._numbers[name] or name not in self._unwritten:
             raise ValueError(
                 f"rows {start}:{stop} of {name!r}, block of shape {tuple(tensor.shape)}: "
                 f"expected rows of {shape} from {self._rows[name]} on"
@@ -108,7 +112,23 @@ class CheckpointWriter:
         if stop == shape[0]:
             self._unwritten.remove(name)
 
-    def _put(self, name: str, start: int, tensor: torch.Tensor, finite: bool) -> None:
+    def write_flat(self, name: str, start: int, tensor: torch.Tensor) -> None:
+        """Write the next numbers of a tensor, its rows one after another; the caller has made sure they are finite."""
+        size, stop = math.prod(self._infos[name][1]), start + tensor.numel()
+        fits = tensor.ndim == 1 and stop <= size and start == self._numbers[name]
+        if not fits or self._rows[name] or name not in self._unwritten:
+            raise ValueError(
+                f"numbers {start}:{stop} of {name!r}: expected those of {size} from {self._numbers[name]} on"
+            )
+        self._put(name, start, tensor, False, flat=True)
+        self._numbers[name] = stop
+        if stop == size:
+            self._unwritten.remove(name)
+
+    def _begun(self, name: str) -> bool:
+        return bool(self._rows[name] or self._numbers[name])
+
+    def _put(self, name: str, start: int, tensor: torch.Tensor, finite: bool, *, flat: bool = False) -> None:
         dtype, shape = self._infos[name]
         if self._workspace is None or tensor.dtype != dtype:
             raise ValueError(f"{name!r} as {tensor.dtype}: expected {dtype}, inside the `with` block")
@@ -118,7 +138,8 @@ class CheckpointWriter:
             check_finite(data, name, overflow if dtype == torch.float16 else "nothing is written")
         file, offset = self._places[name]
         with self._disk_errors():
-            write_at(self._workspace.new / file, offset + start * nbytes(dtype, shape[1:]), data.view(torch.uint8))
+            step = dtype.itemsize if flat else nbytes(dtype, shape[1:])
+            write_at(self._workspace.new / file, offset + start * step, data.view(torch.uint8))
 
     def _write_frame(self, folder: Path) -> None:
         """All but the data: headers in files of their final size, index, configuration, companions."""
@@ -130,6 +151,8 @@ class CheckpointWriter:
             write_object(folder / "model.safetensors.index.json", index_of(self._shards, self._infos))
         write_object(folder / "config.json", self._config)
         copy_companions(self._companions, folder)
+        for name, text in self._documents.items():
+            (folder / name).write_text(text, encoding="utf-8")
 
     def _check_space(self) -> None:
         needed = sum(shard.size for shard in self._shards) + _MARGIN

@@ -13,19 +13,22 @@ from isobasin.cli.measuring import Cost
 from isobasin.cli.moving import Saving, device_named
 from isobasin.cli.printing import note, progress
 from isobasin.errors import IsobasinError, TransformError, VerificationError
-from isobasin.match.align import Alignment, align
+from isobasin.match.align import align
+from isobasin.match.align_whole import WHOLE
+from isobasin.match.alignment import Alignment
 from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HEAD_DISTANCES, STAGES
 from isobasin.match.matchers import ActivationMatching, Matcher, WeightMatching
 from isobasin.match.reference import ReferenceMatching
+from isobasin.match.whole import SWEEPS
 from isobasin.moments import reading_roots
 from isobasin.running import change, outputs, random_inputs
+from isobasin.symmetries import SCOPES
 from isobasin.transform_file import check_free, save_transform
 from isobasin.weights import Weights, load
 
 MATCHERS = ("weights", "activations", "reference")
 VERIFY = ("layer", "model", "none")
-SCOPES_NOW = ("first-attention", "all-attention")
 TOLERANCE_PER_LAYER = 1e-5
 
 
@@ -42,9 +45,13 @@ class Choices:
     workers: int
     seed: int
 
+    @property
+    def scope_used(self) -> str:
+        return self.scope or "all-attention"
+
     def check(self) -> None:
         for flag, value, allowed in (
-            ("--scope", self.scope or "all-attention", SCOPES_NOW),
+            ("--scope", self.scope_used, SCOPES),
             ("--matcher", self.matcher, MATCHERS),
             ("--stage2", self.stage2, STAGES),
             ("--head-distance", self.head_distance or "complete", HEAD_DISTANCES),
@@ -52,6 +59,10 @@ class Choices:
         ):
             if value not in allowed:
                 raise IsobasinError(f"{flag} {value!r} is not available, expected one of {', '.join(allowed)}")
+        if self.scope_used in WHOLE and self.matcher != "weights":
+            raise IsobasinError(
+                f"--matcher {self.matcher} aligns attention only: use --scope all-attention, or --matcher weights"
+            )
         if self.workers < 1:
             raise IsobasinError(f"--workers {self.workers}: expected 1 or more")
         if self.matcher == "activations" and self.data is None:
@@ -62,14 +73,14 @@ def align_model(b: str, to: str, saving: Saving, choices: Choices, keep: Path | 
     """Align B to A, write the result, and report what it cost and what it changed."""
     choices.check()
     if choices.scope is None and not saving.quiet:
-        note("scope: all-attention (whole models are not there yet)")
+        note("scope: all-attention (--scope model moves feed-forward and residual stream too)")
     with Cost() as cost:
         reference, moving = load(to), load(b)
         check_comparable(reference, moving)
         _check_places(saving, keep, reference, moving)
-        matcher = _matcher(choices, reference, moving)
-        n_layers = 1 if choices.scope == "first-attention" else moving.arch.sizes.n_layers
-        with progress("aligning layers", n_layers, quiet=saving.quiet) as step:
+        matcher = matcher_of(choices, reference, moving)
+        title, total = _progress_of(choices, moving)
+        with progress(title, total, quiet=saving.quiet) as step:
             found = align(
                 moving,
                 to=reference,
@@ -83,6 +94,13 @@ def align_model(b: str, to: str, saving: Saving, choices: Choices, keep: Path | 
         largest = _whole_model(found, moving, choices) if choices.verify == "model" else found.max_output_change
         _write(found, moving, reference, saving, keep)
     return _facts(found, saving, largest, cost) | ({"transform": str(keep)} if keep else {})
+
+
+def _progress_of(choices: Choices, model: Weights) -> tuple[str, int]:
+    """What a bar counts: sweeps over a whole model, or layers of attention."""
+    if choices.scope_used in WHOLE:
+        return "sweeps (at most)", SWEEPS
+    return "aligning layers", 1 if choices.scope_used == "first-attention" else model.arch.sizes.n_layers
 
 
 def _check_places(saving: Saving, keep: Path | None, a: Weights, b: Weights) -> None:
@@ -100,8 +118,8 @@ def _check_places(saving: Saving, keep: Path | None, a: Weights, b: Weights) -> 
             raise TransformError(f"--save-transform {keep}: lies inside {folder}; choose a place beside it")
 
 
-def _matcher(choices: Choices, a: Weights, b: Weights) -> Matcher:
-    common: dict[str, Any] = {"scope": choices.scope or "all-attention", "stage2": choices.stage2}
+def matcher_of(choices: Choices, a: Weights, b: Weights) -> Matcher:
+    common: dict[str, Any] = {"scope": choices.scope_used, "stage2": choices.stage2}
     if choices.head_distance:
         common["head_distance"] = choices.head_distance
     if choices.matcher == "reference":
@@ -172,10 +190,14 @@ def _facts(found: Alignment, saving: Saving, largest: float | None, cost: Cost) 
     }
 
 
+def _where(row: dict[str, Any]) -> str:
+    return str(row["space"]) if row["layer"] is None else f"layer {row['layer']:>3} {row['space']}"
+
+
 def align_lines(facts: dict[str, Any]) -> list[str]:
     moved = "not verified" if facts["max_output_change"] is None else f"{facts['max_output_change']:.1e}"
     rows = [
-        f"  layer {row['layer']:>3}  {row['distance_before']:.4g} → {row['distance_after']:.4g}"
+        f"  {_where(row):14s}  {row['distance_before']:.4g} → {row['distance_after']:.4g}"
         + ("" if row["converged"] else "  (not converged)")
         + (f"  rank-deficient kv heads {row['rank_deficient_kv_heads']}" if row["rank_deficient_kv_heads"] else "")
         for row in facts["per_layer"]

@@ -89,7 +89,9 @@ def align(
     b: Annotated[str, typer.Argument(metavar="B", help="The model that moves.")],
     to: Annotated[str, typer.Option("--to", metavar="A", help="The reference; it is only read.")],
     output: Out,
-    scope: Annotated[str | None, typer.Option(help="first-attention or all-attention.")] = None,
+    scope: Annotated[
+        str | None, typer.Option(help="all-attention (default), first-attention, first-block or model.")
+    ] = None,
     matcher: Annotated[str, typer.Option(help="weights, activations (with --data) or reference.")] = "weights",
     stage2: Annotated[str, typer.Option(help="Inside each head: none, orthogonal or full.")] = "full",
     head_distance: Annotated[
@@ -151,6 +153,111 @@ def invert(
 
     facts = invert_transform(transform, output, force)
     emit(facts, [f"{facts['output']}: the way back"], json)
+
+
+@app.command()
+def path(
+    models: Annotated[list[str], typer.Argument(metavar="A B [C]", help="Two or three models of one architecture.")],
+    data: Annotated[Path, typer.Option(help="Text, token ids, labelled text or images, in a file or folder.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The result file, path.json for instance.")],
+    points: Annotated[int, typer.Option(help="Points of the line, both ends among them.")] = 25,
+    align: Annotated[bool, typer.Option("--align", help="Also align B to A, and measure that path beside.")] = False,
+    task: Annotated[str, typer.Option(help="auto, lm, mlm, text or image.")] = "auto",
+    tokenizer: Annotated[str | None, typer.Option(help="A folder with a tokenizer; by default that of A.")] = None,
+    max_samples: Annotated[int | None, typer.Option(help="Measure on at most this many samples.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples at a time.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens a window of text.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Where the barrier sits, part by part.")] = False,
+    plane: Annotated[int, typer.Option(help="Also the loss on a plane, with this many points a side.")] = 0,
+    scope: Annotated[str | None, typer.Option(help="With --align: as for `isobasin align`.")] = None,
+    matcher: Annotated[str, typer.Option(help="With --align: as for `isobasin align`.")] = "weights",
+    stage2: Annotated[str, typer.Option(help="With --align: none, orthogonal or full.")] = "full",
+    head_distance: Annotated[str | None, typer.Option(help="With --align: as for `isobasin align`.")] = None,
+    align_data: Annotated[
+        Path | None, typer.Option(help="Unlabeled data for --matcher activations; by default --data itself.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    cuda: Cuda = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Losses along the straight line between models, naive beside aligned, and the barrier."""
+    from isobasin.cli.aligning import Choices
+    from isobasin.cli.pathing import Measuring, path_facts, path_lines
+
+    place = "cuda" if cuda else device
+    measuring = Measuring(data, task, tokenizer, points, max_samples, batch_size, seq_len, explain, plane, place, seed)
+    choices = Choices(scope, matcher, stage2, head_distance, align_data or data, "layer", 1, seed) if align else None
+    facts = path_facts(models, output, measuring, choices, force=force, quiet=quiet or json)
+    emit(facts, path_lines(facts), json)
+
+
+@app.command()
+def merge(
+    models: Annotated[
+        list[str], typer.Argument(metavar="A B [C …] | FILE.yml", help="Models of one architecture, or a recipe.")
+    ],
+    output: Out,
+    weights: Annotated[
+        str | None, typer.Option(help="One number per model, such as 0.7,0.3; equal if left out.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="linear (default) or slerp.")] = None,
+    no_align: Annotated[bool, typer.Option("--no-align", help="Mix the weights as they are.")] = False,
+    to: Annotated[str | None, typer.Option(help="Align to the model of this number (0), or to their mean.")] = None,
+    scope: Annotated[str | None, typer.Option(help="As for `isobasin align`.")] = None,
+    matcher: Annotated[
+        str | None, typer.Option(help="weights (default), activations (with --data), reference.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Unlabeled text, or a .npy file of token ids or pixels.")] = None,
+    seed: Seed = 0,
+    dtype: Annotated[str, typer.Option(help="Type to write: keep, float32, bfloat16 or float16.")] = "keep",
+    max_shard_size: Shard = "5GB",
+    device: Device = "cpu",
+    cuda: Cuda = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Average models into one, aligned first; writes a complete folder with a model card."""
+    from isobasin.cli.merging import Flags, merge_lines, merge_models
+    from isobasin.cli.moving import Saving
+
+    saving = Saving(output, dtype, max_shard_size, force, "cuda" if cuda else device, quiet or json)
+    facts = merge_models(models, saving, Flags(weights, method, no_align, to, scope, matcher, data, seed))
+    emit(facts, merge_lines(facts), json)
+
+
+@app.command()
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH.json…", help="Results of `isobasin path`.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write, report.html for instance.")],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """One page that opens anywhere: verdict, table, curves, where the barrier sits, provenance."""
+    from isobasin.cli.reporting import report_facts, report_lines
+
+    facts = report_facts(paths, output, force)
+    emit(facts, report_lines(facts), json)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="A folder for models, figures and the page.")] = Path(
+        "isobasin-demo"
+    ),
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """The whole chain on digits that ship with the package: train, align, measure, merge, report. About a minute."""
+    from isobasin.cli.showing import demo_facts, demo_lines
+
+    facts = demo_facts(output, seed=seed, force=force, quiet=quiet or json)
+    emit(facts, demo_lines(facts), json)
 
 
 @app.command()

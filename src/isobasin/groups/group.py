@@ -62,12 +62,17 @@ class Element(ABC):
     def _apply(self, x: Tensor) -> Tensor:
         """Act on the last axis of a float64 tensor; batch dimensions are the ones just before it."""
 
+    @property
+    def precision(self) -> torch.dtype:
+        """The type in which acting is computed."""
+        return FLOAT
+
     def act(self, x: Tensor, axis: int = -1) -> Tensor:
         """g x along one axis: computed in float64, given back in the type of `x`; the identity is bitwise."""
         if self.is_identity:
             return x
         moved = x.movedim(axis, -1)
-        return self._apply(moved.to(FLOAT)).to(x.dtype).movedim(-1, axis)
+        return self._apply(moved.to(self.precision)).to(x.dtype).movedim(-1, axis)
 
     def matrix(self) -> Tensor:
         """The dense matrix (… × n × n): `g.act(x) == g.matrix() @ x`."""

@@ -52,8 +52,12 @@ class Face(Element):
         return self.factor.exact
 
     @property
+    def precision(self) -> torch.dtype:
+        return self.factor.precision
+
+    @property
     def is_identity(self) -> bool:
-        return bool((self.index == torch.arange(len(self.index))).all()) and self.factor.is_identity
+        return self.factor.is_identity and bool((self.index == torch.arange(len(self.index))).all())
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
         heads = x.unflatten(-1, (len(self.index), self.factor.n))[..., self.index.to(x.device), :]

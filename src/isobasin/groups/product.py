@@ -42,6 +42,10 @@ class Blocks(Element):
         return {f"{k}.{name}": t for k, part in enumerate(self.parts) for name, t in part.tensors().items()}
 
     @property
+    def precision(self) -> torch.dtype:
+        return self.parts[0].precision
+
+    @property
     def exact(self) -> bool:
         return all(part.exact for part in self.parts)
 

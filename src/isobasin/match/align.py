@@ -19,6 +19,8 @@ from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
 from isobasin.gauge import Coordinate, Stage
 from isobasin.groups import HeadsElement
+from isobasin.match.align_whole import WHOLE, align_whole
+from isobasin.match.alignment import Alignment
 from isobasin.match.attention import AttentionMatrices, attention_matrices
 from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HeadMatch
@@ -49,33 +51,13 @@ class LayerAlignment:
         scale = max(self.square_reference, 1e-300)
         return {
             "layer": int(self.name.removeprefix("heads")),
+            "space": "heads",
             "distance_before": (self.square_before / scale) ** 0.5,
             "distance_after": (self.square_after / scale) ** 0.5,
             "converged": self.converged,
             "rank_deficient_kv_heads": list(self.deficient_heads),
             "max_output_change": self.output_change,
         }
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """What was found: a transform for B, and what it does to the distance from A."""
-
-    transform: Transform
-    per_layer: tuple[dict[str, object], ...]
-    distance_before: float
-    distance_after: float
-    head_permutation: tuple[tuple[int, ...], ...]
-    kv_head_permutation: tuple[tuple[int, ...], ...]
-    max_output_change: float | None
-
-    def __str__(self) -> str:
-        moved = self.max_output_change
-        checked = "not verified" if moved is None else f"outputs moved by at most {moved:.1e}"
-        return (
-            f"distance {self.distance_before:.4g} → {self.distance_after:.4g} of ‖A‖ over {len(self.per_layer)} "
-            f"attention layers; {checked}"
-        )
 
 
 @dataclass(frozen=True)
@@ -201,7 +183,7 @@ def align(
     verify: bool = True,
     watch: Callable[[int, int], None] | None = None,
 ) -> Alignment:
-    """Find the element of B's attention symmetry that brings it closest to A, one layer in memory at a time.
+    """Find the element of B's symmetry that brings it closest to A, one layer in memory at a time.
 
     `dtype` is the type the result will be stored in: distances are those of the stored weights. `workers`
     processes share the layers (both models must then be folders); `watch(done, of)` is told of each layer.
@@ -211,6 +193,8 @@ def align(
     """
     pairing = Pairing(to, b, matcher.scope, device or torch.device("cpu"))
     dtypes = replace(b, exact=False).output_dtypes(dtype)
+    if matcher.scope in WHOLE:
+        return align_whole(b, to, matcher, dtypes, device=pairing.device, verify=verify, watch=watch)
     if workers > 1:
         results = aligned_in_processes(pairing, matcher, dtypes, workers=workers, verify=verify)
     else:

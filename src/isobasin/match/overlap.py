@@ -1,0 +1,68 @@
+"""Overlaps of two models on one of their spaces, read off the patterns.
+
+For a space S and a tensor with an axis in S, overlap[i, j] is the product of A's slice i and B's slice j, summed over
+all other axes; ‖A − g B‖² depends on g through these sums alone, whatever the tensor was.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.action import Action
+from isobasin.arch import Architecture, Term
+from isobasin.groups import Element
+from isobasin.shapes import Float
+from isobasin.views import Tensors
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Sums over axes that move by g, by its dual g⁻ᵀ, and by its permutation alone; and the sizes of B's slices."""
+
+    primal: Float[Tensor, "n n"]
+    dual: Float[Tensor, "n n"]
+    magnitude: Float[Tensor, "n n"]
+    primal_size: Float[Tensor, " n"]
+    dual_size: Float[Tensor, " n"]
+
+    def __add__(self, other: "Overlap") -> "Overlap":
+        return Overlap(*(x + y for x, y in zip(vars(self).values(), vars(other).values())))
+
+    @property
+    def turning(self) -> Tensor:
+        """All that moves with a self-dual element."""
+        return self.primal + self.dual
+
+
+def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Iterable[str], element: Element) -> Overlap:
+    """Summed over the tensors named; `b` is B where its other spaces have moved it already.
+
+    A tensor with two axes in this space is linearised: on each axis in turn, with `element` acting on the other.
+    """
+    action = Action(arch, {space: element})
+    total = _empty(element.n, next(iter(b.values())))
+    for name in names:
+        words = arch.tensors[name].roles[0].axes  # a tied tensor counts once: its roles agree
+        axes = [k for k, w in enumerate(words) if len(w.terms) == 1 and arch.space_of(w.terms[0]).name == space]
+        for axis in axes:
+            moved = b[name]
+            for other in axes:
+                moved = moved if other == axis else action.act(moved, other, words[other])
+            total = total + _of_axis(a[name], moved, axis, words[axis].terms[0], total)
+    return total
+
+
+def _empty(size: int, like: Tensor) -> Overlap:
+    square = torch.zeros(size, size, dtype=like.dtype, device=like.device)
+    return Overlap(square, square, square, square[:, 0], square[:, 0])
+
+
+def _of_axis(a: Tensor, b: Tensor, axis: int, term: Term, like: Overlap) -> Overlap:
+    rows_a, rows_b = (x.movedim(axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
+    kind = "magnitude" if term.magnitude else "dual" if term.dual else "primal"
+    fields = vars(_empty(len(rows_a), like.primal)) | {kind: rows_a @ rows_b.mT}
+    if kind != "magnitude":
+        fields[f"{kind}_size"] = rows_b.square().sum(1)
+    return Overlap(**fields)

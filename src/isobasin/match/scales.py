@@ -1,0 +1,48 @@
+"""The scale of a unit: up rows move by s, down columns by 1/s."""
+
+import torch
+from torch import Tensor
+
+from isobasin.shapes import Float
+
+_REACH = 6.0  # in log s, either way
+_STEPS = 97
+
+
+def best_scales(
+    u: Float[Tensor, " n"], d: Float[Tensor, " n"], p: Float[Tensor, " n"], q: Float[Tensor, " n"], *, signs: bool
+) -> Float[Tensor, " n"]:
+    """The s that minimises u s² − 2 p s + d/s² − 2 q/s: u, d the squares of B's rows and columns, p, q their products
+    with A's. Searched on a grid of log |s| (for both signs where `signs`), then polished by Newton's method.
+
+    A unit without rows or without columns has no best scale: it keeps 1.
+    """
+    start = torch.log((d / u).clamp(1e-8, 1e8)) / 4  # where B is balanced
+    grid = start + torch.linspace(-_REACH, _REACH, _STEPS, dtype=u.dtype)[:, None]
+    candidates = [(sign, *_best(u, d, sign * p, sign * q, grid)) for sign in ((1.0, -1.0) if signs else (1.0,))]
+    scale, least = candidates[0][1].exp(), candidates[0][2]
+    for sign, t, cost in candidates[1:]:
+        scale, least = torch.where(cost < least, sign * t.exp(), scale), torch.minimum(cost, least)
+    return torch.where((u > 0) & (d > 0), scale, torch.ones_like(scale))
+
+
+def _best(u: Tensor, d: Tensor, p: Tensor, q: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    t = grid.gather(0, _cost(u, d, p, q, grid).argmin(0)[None])[0]
+    for _ in range(30):
+        s = t.exp()
+        slope = 2 * u * s**2 - 2 * p * s - 2 * d / s**2 + 2 * q / s
+        bend = 4 * u * s**2 - 2 * p * s + 4 * d / s**2 - 2 * q / s
+        step = (slope / bend.abs().clamp_min(1e-300)).clamp(-0.1, 0.1)
+        better = _cost(u, d, p, q, t - step) <= _cost(u, d, p, q, t)
+        t = torch.where(better, t - step, t)
+    return t, _cost(u, d, p, q, t)
+
+
+def _cost(u: Tensor, d: Tensor, p: Tensor, q: Tensor, t: Tensor) -> Tensor:
+    s = t.exp()
+    return u * s**2 - 2 * p * s + d / s**2 - 2 * q / s
+
+
+def balance(u: Float[Tensor, " n"], d: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The scale at which a unit's rows and columns have the same size; 1 where one of them is empty."""
+    return torch.where((u > 0) & (d > 0), (d / u.clamp_min(1e-300)) ** 0.25, torch.ones_like(u))

@@ -1,0 +1,138 @@
+"""Bringing a whole model B next to A: stream, heads and units together, then every free coordinate."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from isobasin.action import Action
+from isobasin.arch import Space
+from isobasin.gauge import Coordinate, NormCoordinate, Stage
+from isobasin.groups import Element, Monomial
+from isobasin.match.canonical import Canonical, blocks
+from isobasin.match.matchers import Matcher, WeightMatching
+from isobasin.match.scales import best_scales
+from isobasin.match.sweep import Board, Descent
+from isobasin.symmetries import Symmetry, symmetry
+from isobasin.transform import Transform, Value
+from isobasin.views import Doubled, Tensors, View, chain
+from isobasin.weights import Weights
+
+SWEEPS = 30
+TRIAL = 3  # sweeps before the starts are compared
+WIDE = 2**24  # numbers in a block above which it is held in float32
+
+
+@dataclass(frozen=True)
+class Found:
+    """Elements between the canonical forms of a scope, the descent that led to them, and the transform they make."""
+
+    elements: Mapping[str, Element]
+    descent: Descent
+    transform: Transform
+
+
+def match_whole(
+    a: Weights,
+    b: Weights,
+    matcher: Matcher,
+    *,
+    device: torch.device,
+    sweeps: int = SWEEPS,
+    watch: Callable[[int, float], None] | None = None,
+) -> Found:
+    """The elements and coordinates of the matcher's scope that bring B closest to A, by sweeps from several starts."""
+    part = symmetry(b.arch).scoped(matcher.scope)
+    dtype = torch.float32 if _widest_block(b) > WIDE else torch.float64
+    board = Board(Canonical(a, part, dtype, device), Canonical(b, part, dtype, device), matcher)
+    rough = replace(board, matcher=_rough(matcher))
+    trials = [rough.descend(start, most=TRIAL) for start in _starts(board)]
+    best = min(trials, key=lambda t: t.square)
+    best = rough.descend(best.elements, most=sweeps, watch=watch)
+    descent = board.descend(best.elements, most=sweeps, watch=watch)
+    elements = {
+        name: board.a.balance(name).inverse() @ g @ board.b.balance(name) if _scaled(b, name) else g
+        for name, g in descent.elements.items()
+    }
+    return Found(elements, descent, dressed(a, b, part, elements, device))
+
+
+def _rough(matcher: Matcher) -> Matcher:
+    """Rotations inside heads while the stream still moves: they have a closed form, and the rest can wait."""
+    return replace(matcher, stage2="orthogonal") if isinstance(matcher, WeightMatching) else matcher
+
+
+def _starts(board: Board) -> list[dict[str, Element]]:
+    return [board.from_ends(), board.identity] if board.turns else [board.identity]
+
+
+def _scaled(b: Weights, name: str) -> bool:
+    space = b.arch.spaces[name]
+    return isinstance(space, Space) and space.kind in ("positive", "scaled")
+
+
+def _widest_block(b: Weights) -> int:
+    return max(sum(torch.Size(b.arch.shapes[n]).numel() for n in names) for names in blocks(b.arch).values())
+
+
+def dressed(a: Weights, b: Weights, part: Symmetry, elements: Mapping[str, Element], device: torch.device) -> Transform:
+    """The elements, with every free coordinate at the value nearest to A's, and units scaled to A's own."""
+    reference, moving = Doubled(a, device), Doubled(b, device)
+    coordinates = [c for c in part.coordinates.values() if c.usable(reference) and c.usable(moving)]
+    view, gauge = _dress(b, part, elements, coordinates, reference, moving)
+    finer = {name: _rescaled(name, g, view, reference, b) for name, g in elements.items() if _scaled(b, name)}
+    if finer:
+        elements = {**elements, **finer}
+        view, gauge = _dress(b, part, elements, coordinates, reference, moving)
+    return Transform(b.arch.family, dict(b.arch.spaces), elements, gauge)
+
+
+def _dress(
+    b: Weights,
+    part: Symmetry,
+    elements: Mapping[str, Element],
+    coordinates: list[Coordinate],
+    reference: Tensors,
+    moving: Tensors,
+) -> tuple[Tensors, dict[str, Value]]:
+    """B after the elements have acted on its folded form, with the coordinates set one stage after the other."""
+    norms = {c: _gain_and_shift(c, moving, reference) for c in coordinates if isinstance(c, NormCoordinate)}
+    folded = View(moving, chain(*(c.set(c.canonical(value)) for c, value in norms.items())))
+    view: Tensors = View(folded, Action(b.arch, elements).changes())
+    gauge: dict[str, Value] = {}
+    for stage in Stage:
+        chosen = [c for c in coordinates if c.stage == stage]
+        # A reader's mean is set before its norm, but what is nearest shows only behind A's own gain and shift.
+        seen = View(view, chain(*(c.set(value) for c, value in norms.items()))) if stage < Stage.NORM else view
+        after = {c: norms[c] if isinstance(c, NormCoordinate) else c.nearest(seen, reference) for c in chosen}
+        gauge |= {c.name: Value(_as_tall(c.read(moving), value).cpu(), value.cpu()) for c, value in after.items()}
+        view = View(view, chain(*(c.set(value) for c, value in after.items()))) if chosen else view
+    return view, gauge
+
+
+def _gain_and_shift(c: NormCoordinate, moving: Tensors, reference: Tensors) -> Tensor:
+    """A's gain, and its shift unless one of the two models has one that its readers can not take up."""
+    return c.read(reference)[: len(c.read(moving))]
+
+
+def _as_tall(value: Tensor, like: Tensor) -> Tensor:
+    return value[: len(like)] if value.dim() else value
+
+
+def _rescaled(name: str, g: Element, view: Tensors, reference: Tensors, b: Weights) -> Element:
+    """The unit scales that are best beside A as it is, gains and all; folded forms weigh inputs differently."""
+    assert isinstance(g, Monomial)
+    arch, sums = b.arch, {key: torch.zeros(g.n, dtype=torch.float64) for key in ("u", "d", "p", "q")}
+    for tensor in blocks(arch)[name]:
+        for axis, words in enumerate(arch.tensors[tensor].roles[0].axes):
+            term = words.terms[0] if len(words.terms) == 1 else None
+            if term is None or term.name != name or term.magnitude:
+                continue
+            mine, theirs = (t[tensor].movedim(axis, 0).reshape(g.n, -1).cpu() for t in (view, reference))
+            size, product = ("d", "q") if term.dual else ("u", "p")
+            sums[size] += mine.square().sum(1)
+            sums[product] += (mine * theirs).sum(1)
+    space = arch.spaces[name]
+    assert isinstance(space, Space)
+    return Monomial(g.index, g.scale * best_scales(**sums, signs=space.kind == "scaled"))

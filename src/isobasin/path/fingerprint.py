@@ -1,0 +1,83 @@
+"""What a result was made from: hashes of models, the version, the machine."""
+
+import hashlib
+import json
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isobasin.checkpoint import dtype_name
+from isobasin.symmetries import symmetry
+from isobasin.weights import Weights
+
+# What config.json may say without changing what the model computes.
+_SILENT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+
+
+def model_hash(weights: Weights) -> str:
+    """sha256 of every tensor (name, type, shape, bytes) and of the configuration."""
+    config = {k: v for k, v in weights.config.items() if k not in _SILENT}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {dtype_name(tensor.dtype)} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def model_facts(weights: Weights, sha256: str) -> dict[str, Any]:
+    return {
+        "name": weights.path.name if weights.path else weights.arch.family,
+        "path": str(weights.path) if weights.path else None,
+        "sha256": sha256,
+        "family": weights.arch.family,
+        "positions": weights.arch.positions,
+        "group": str(symmetry(weights.arch)),
+        "n_params": weights.n_params,
+        "dtype": dtype_name(weights.dtype),
+    }
+
+
+def provenance(*, command: str, seed: int, device: str, seconds: float) -> dict[str, Any]:
+    """Everything one needs to make a result again."""
+    return {
+        "version": _version("isobasin"),
+        "git": _git(),
+        "command": command,
+        "seed": seed,
+        "device": device,
+        "dtype": "float32",
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "python": platform.python_version(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git() -> str | None:
+    """The commit of this source, where it is a checkout; an installed package has none."""
+    here = Path(__file__).parent
+    try:
+        top = _asked(here, "rev-parse", "--show-toplevel")
+        inside = here.is_relative_to(top) and _asked(here, "ls-files", "--", Path(__file__).name)
+        return _asked(here, "rev-parse", "--short=12", "HEAD") if inside else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _asked(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=5)
+    return done.stdout.strip()

@@ -1,0 +1,187 @@
+"""Whole models: everything scrambled comes back, functions stay, the distance never rises from sweep to sweep."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import isobasin as ib
+import tiny
+from isobasin.cli import run
+from isobasin.errors import VerificationError
+from isobasin.groups import HeadsElement, Monomial, Orthogonal
+from isobasin.match.align import align
+from isobasin.match.blockprobe import BlockProbe
+from isobasin.match.canonical import Canonical, blocks
+from isobasin.match.sweep import Board
+from isobasin.running import change, outputs, random_inputs
+from isobasin.symmetries import symmetry
+from isobasin.transform import Transform
+from isobasin.weights import Weights
+
+pytestmark = pytest.mark.hf
+
+CPU = torch.device("cpu")
+MATCHER = ib.WeightMatching(scope="model")
+# One of each kind in `make test`; all in `make test-all`.
+SOME = {
+    "gpt2-lm-tied",
+    "gpt2-classifier",
+    "bert-classifier",
+    "bert-masked-lm-tied",
+    "bert-masked-lm-untied",
+    "bert-relu",
+    "vit-no-qkv-bias",
+    "llama-gqa",
+    "llama-tied",
+    "llama-biases",
+    "mistral-head-dim",
+    "gpt_neox-no-attention-bias",
+    "gpt_neox-full-rotary",
+}
+CASES = [c for c in tiny.CASES if c.name in SOME or os.environ.get("ISOBASIN_SLOW") == "1"]
+
+
+def saved(case: tiny.Case, place: Path, seed: int = 0) -> Weights:
+    tiny.save(case, place / f"m{seed}", seed=seed)
+    return ib.load(place / f"m{seed}")
+
+
+def named(name: str) -> tiny.Case:
+    return next(c for c in tiny.CASES if c.name == name)
+
+
+def farthest(a: Weights, b: Weights) -> float:
+    """The largest relative distance of a tensor."""
+    names = [n for n in a if not a.arch.tensors[n].buffer]
+    return max(float((a[n].double() - b[n].double()).norm() / a[n].double().norm()) for n in names)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_model_scrambled_whole_comes_back_weight_for_weight(case: tiny.Case, tmp_path: Path) -> None:
+    model = saved(case, tmp_path)
+    disguise = ib.scramble(model, scope="model", seed=3)
+    disguised = disguise.apply(model)
+    found = align(disguised, to=model, matcher=MATCHER)
+    assert farthest(model, disguised) > 0.5
+    assert farthest(model, found.transform.apply(disguised)) <= 1e-4
+    assert found.distance_after <= 1e-6 < found.distance_before
+    assert found.max_output_change is not None
+    assert found.max_output_change <= 1e-5
+    back = disguise.inverse()
+    for name, element in found.transform.elements.items():
+        expected = back.elements[name]
+        if isinstance(element, Monomial):
+            assert torch.equal(element.index, expected.index)  # type: ignore[attr-defined]
+        elif isinstance(element, HeadsElement):
+            assert torch.equal(element.head_permutation, expected.head_permutation)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_unrelated_models_come_closer_and_keep_their_function(case: tiny.Case, tmp_path: Path) -> None:
+    a, b = saved(case, tmp_path, 0), saved(case, tmp_path, 1)
+    found = align(b, to=a, matcher=MATCHER)
+    moved = found.transform.apply(b)
+    inputs = random_inputs(b)
+    assert change(outputs(b, inputs), outputs(moved, inputs)) <= 1e-5 * b.arch.sizes.n_layers
+    assert change(outputs(b, inputs), outputs(a, inputs)) > 1e-2  # the two do differ
+    assert found.distance_after < found.distance_before
+    assert all(later <= earlier for earlier, later in zip(found.history, found.history[1:]))
+
+
+def test_the_same_models_give_the_same_answer(tmp_path: Path) -> None:
+    a, b = (saved(named("llama-gqa"), tmp_path, seed) for seed in (0, 1))
+    one, two = (align(b, to=a, matcher=MATCHER).transform.apply(b) for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_model_beside_itself_stays_bitwise(tmp_path: Path) -> None:
+    a = saved(named("gpt2-lm-untied"), tmp_path)
+    found = align(a, to=a, matcher=MATCHER)
+    moved = found.transform.apply(a)
+    assert found.distance_before == found.distance_after == 0
+    assert all(torch.equal(moved[name], a[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt2-lm-untied", "bert-classifier"])
+def test_the_first_block_alone(name: str, tmp_path: Path) -> None:
+    model = saved(named(name), tmp_path)
+    disguised = ib.scramble(model, scope="first-block", seed=1).apply(model)
+    found = align(disguised, to=model, matcher=ib.WeightMatching(scope="first-block"))
+    assert farthest(model, disguised) > 0.5
+    assert farthest(model, found.transform.apply(disguised)) <= 1e-4
+    assert set(found.transform.elements) <= {"heads0", "ff0"}
+    whole = ib.scramble(model, scope="model", seed=1).apply(model)
+    left = align(whole, to=model, matcher=ib.WeightMatching(scope="first-block"))
+    assert farthest(model, left.transform.apply(whole)) > 0.1  # what lies outside the scope stays where it is
+
+
+def test_every_tensor_lies_in_exactly_one_block(tmp_path: Path) -> None:
+    for case in tiny.CASES[::5]:
+        weights = saved(case, tmp_path / case.name)
+        names = [n for block in blocks(weights.arch).values() for n in block]
+        assert len(names) == len(set(names))
+        moving = {n for n, p in weights.arch.tensors.items() if any(axis.terms for r in p.roles for axis in r.axes)}
+        assert set(names) == moving
+
+
+def test_canonical_units_are_balanced(tmp_path: Path) -> None:
+    model = saved(named("llama-untied"), tmp_path)
+    block = Canonical(model, symmetry(model.arch), torch.float64, CPU).block("ff0")
+    up = next(t for n, t in block.items() if "up_proj" in n).norm(dim=1)
+    down = next(t for n, t in block.items() if "down_proj" in n).norm(dim=0)
+    assert torch.allclose(up, down)
+    assert not torch.allclose(model["model.layers.0.mlp.up_proj.weight"].norm(dim=1), down.float())
+
+
+def test_a_sweep_measures_the_state_it_is_given(tmp_path: Path) -> None:
+    a, b = (saved(named("llama-gqa"), tmp_path, seed) for seed in (0, 1))
+    part = symmetry(b.arch)
+    board = Board(*(Canonical(m, part, torch.float64, CPU) for m in (a, b)), MATCHER)
+    square, proposed, _ = board.sweep(board.identity)
+    pairs = [(board.a.block(s)[n], t) for s in blocks(b.arch) for n, t in board.b.block(s).items()]
+    direct = sum(float((x - y).square().sum()) for x, y in pairs)
+    assert square == pytest.approx(direct)
+    assert board.sweep(proposed)[0] < square
+
+
+def test_an_element_outside_the_group_is_caught_layer_by_layer(tmp_path: Path) -> None:
+    model = saved(named("llama-gqa"), tmp_path)
+    good = ib.scramble(model, scope="model", seed=2)
+    BlockProbe.of(model, good, CPU).require_unchanged(0)
+    heads = good.elements["heads1"]
+    assert isinstance(heads, HeadsElement)
+    turn = Orthogonal(heads.qk.n).sample(len(heads.kv), seed=0)  # rotary columns allow no such thing
+    wrong = HeadsElement(heads.kv, heads.queries, turn, heads.vo)
+    bad = Transform(good.family, good.spaces, {**good.elements, "heads1": wrong}, good.gauge)
+    unchecked = BlockProbe(model.arch, *_both(model, bad), BlockProbe.of(model, good, CPU).turn)
+    unchecked.require_unchanged(0)
+    with pytest.raises(VerificationError, match="layer 1: the alignment found would change"):
+        unchecked.require_unchanged(1)
+
+
+def _both(model: Weights, transform: Transform) -> tuple[object, object]:
+    from isobasin.views import Doubled, View
+
+    stages = transform._stages(symmetry(model.arch), model.arch)
+    tensors: object = Doubled(model)
+    for stage in stages:
+        tensors = View(tensors, stage)  # type: ignore[arg-type]
+    return Doubled(model), tensors
+
+
+def test_the_command_line_moves_whole_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = saved(named("llama-gqa"), tmp_path)
+    assert run(["scramble", str(model.path), "-o", str(tmp_path / "s"), "--quiet"]) == 0
+    capsys.readouterr()
+    align_it = ["align", str(tmp_path / "s"), "--to", str(model.path), "--scope", "model", "-o"]
+    assert run([*align_it, str(tmp_path / "back"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {row["space"] for row in facts["per_layer"]} == {"resid", "heads", "ff"}
+    assert len(facts["head_permutation"]) == model.arch.sizes.n_layers
+    assert facts["distance_after"] < 1e-5 < facts["distance_before"]
+    assert farthest(model, ib.load(tmp_path / "back")) < 1e-4
+    assert run([*align_it, str(tmp_path / "x"), "--matcher", "reference"]) == 2
+    assert "aligns attention only" in capsys.readouterr().err

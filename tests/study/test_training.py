@@ -1,0 +1,250 @@
+"""Training: the same for the same seed, nothing touched that was lent, the loss falls, the schedule is the one said."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from isobasin.errors import IsobasinError
+from isobasin.model import ModelConfig, Transformer
+from isobasin.study import Recipe, scope_parameters, shifted, train
+from isobasin.study.examples import Labelled, Stream
+
+CLASSIFIER = ModelConfig(
+    d_model=16, n_layers=1, n_heads=2, d_ff=16, d_vocab=6, n_positions=5, n_classes=2, positions="rope"
+)
+LANGUAGE = ModelConfig.preset("llama", d_model=16, n_layers=1, n_heads=2, d_ff=16, d_vocab=7, n_positions=8)
+SHORT = Recipe(steps=4, batch_size=8, peak_lr=1e-2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> object:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def problem(n: int = 64) -> tuple[Tensor, Tensor]:
+    """Rows of tokens; the class says whether the token 0 occurs."""
+    tokens = torch.randint(6, (n, 5), generator=torch.Generator().manual_seed(3))
+    return tokens, (tokens == 0).any(1).long()
+
+
+def weights(model: Transformer) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_seed_gives_one_model_whatever_the_global_generator_says() -> None:
+    model = Transformer(CLASSIFIER, seed=0)
+    torch.manual_seed(1)
+    first = train(model, *problem(), SHORT, seed=5)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    second = train(model, *problem(), SHORT, seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(weights(first.model), weights(second.model))
+    assert first.losses == second.losses
+    other = train(model, *problem(), SHORT, seed=6)
+    assert not same(weights(first.model), weights(other.model))
+
+
+def test_what_was_lent_stays_as_it_was() -> None:
+    model, (tokens, classes) = Transformer(CLASSIFIER, seed=0), problem()
+    before, inputs = weights(model), tokens.clone()
+    model.blocks[0].norm1.weight.requires_grad_(False)
+    trained = train(model, tokens, classes, SHORT, seed=0)
+    assert same(weights(model), before)
+    assert torch.equal(tokens, inputs)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert not same(weights(trained.model), before)
+    assert not trained.model.training
+    moved = {n for n, p in trained.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {n for n, _ in model.named_parameters()} - {"blocks.0.norm1.weight"}
+
+
+def test_the_loss_falls_below_chance_and_the_classes_are_learned() -> None:
+    tokens, classes = problem(256)
+    recipe = Recipe(epochs=40, batch_size=64, peak_lr=1e-2)
+    trained = train(Transformer(CLASSIFIER, seed=0), tokens, classes, recipe, seed=0)
+    assert len(trained.losses) == 160
+    assert abs(trained.losses[0] - math.log(2)) < 0.1
+    assert sum(trained.losses[-10:]) / 10 < 0.1
+    assert F.cross_entropy(trained.model(tokens), classes).item() < 0.1
+    wrong = train(Transformer(CLASSIFIER, seed=0), tokens, classes.roll(1), recipe, seed=0)
+    assert sum(wrong.losses[-10:]) / 10 > 0.2  # labels that do not belong can not be learned so
+    assert str(trained).startswith("160 steps, loss 0.6")
+
+
+def test_a_language_model_learns_what_follows() -> None:
+    tokens = torch.arange(300) % 7
+    trained = train(Transformer(LANGUAGE, seed=0), tokens, None, Recipe(steps=60, batch_size=16, peak_lr=1e-2), seed=0)
+    assert abs(trained.losses[0] - math.log(7)) < 0.1
+    assert trained.losses[-1] < 0.1
+    assert trained.model(torch.tensor([[2, 3, 4]])).argmax(-1).tolist() == [[3, 4, 5]]
+
+
+def test_only_the_named_parameters_move() -> None:
+    model = Transformer(CLASSIFIER, seed=0)
+    only = scope_parameters(model, "all-attention")
+    trained = train(model, *problem(), SHORT, seed=0, only=only).model
+    before, after = weights(model), weights(trained)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == only
+    assert all(p.requires_grad for p in trained.parameters())
+    with pytest.raises(IsobasinError, match=r"only: head\.wait: no such trainable parameter"):
+        train(model, *problem(), SHORT, seed=0, only=["head.wait"])
+
+
+def test_gains_and_biases_are_not_decayed() -> None:
+    """Examples that are not scored give no gradient: what moves then moves by decay alone."""
+    model = Transformer(LANGUAGE, seed=0)
+    with torch.no_grad():
+        model.blocks[0].norm1.weight.fill_(2.0)
+    inputs, targets = torch.zeros(4, 8, dtype=torch.long), torch.full((4, 8), -100)
+    targets[0, 0] = 0  # one token, whose gradient the clip makes vanish
+    recipe = Recipe(steps=1, batch_size=4, peak_lr=0.1, warmup=1.0, weight_decay=0.5, grad_clip=1e-30)
+    trained = train(model, inputs, targets, recipe, seed=0).model
+    before, after = weights(model), weights(trained)
+    assert torch.equal(after["blocks.0.norm1.weight"], before["blocks.0.norm1.weight"])
+    torch.testing.assert_close(after["blocks.0.attn.q.weight"], (1 - 0.1 * 0.5) * before["blocks.0.attn.q.weight"])
+
+
+def test_the_rate_rises_and_falls_as_said() -> None:
+    recipe = Recipe(steps=100, peak_lr=2.0, warmup=0.1)
+    rates = [recipe.rate(step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
+    assert max(rates) == rates[9] == pytest.approx(2.0)
+    assert rates[54] == pytest.approx(1.0)  # half-way down: (55 − 10) / 90
+    assert rates[32] == pytest.approx(1 + math.cos(math.pi * 23 / 90))
+    assert rates[-1] == pytest.approx(0.0, abs=1e-12)
+    assert all(a > b for a, b in itertools.pairwise(rates[9:]))
+    flat = Recipe(steps=4, peak_lr=1.0, warmup=0.0)
+    assert flat.rate(0, 4) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert Recipe(steps=4, peak_lr=1.0, warmup=1.0).rate(3, 4) == pytest.approx(1.0)
+
+
+def test_the_rate_is_the_one_that_is_used() -> None:
+    """One step of AdamW moves every weight by about the rate."""
+    model = Transformer(CLASSIFIER, seed=0)
+    recipe = Recipe(steps=1, batch_size=64, peak_lr=1e-3, warmup=1.0, weight_decay=0.0)
+    moved = train(model, *problem(), recipe, seed=0).model.head.weight - model.head.weight
+    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 1e-3), rtol=1e-2, atol=0)
+    still = Recipe(steps=1, batch_size=64, peak_lr=1e-3, warmup=0.0, weight_decay=0.0)  # already at zero
+    assert same(weights(train(model, *problem(), still, seed=0).model), weights(model))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "exactly one"),
+        ({"steps": 1, "epochs": 1.0}, "exactly one"),
+        ({"steps": -1}, "steps or epochs is -1"),
+        ({"steps": 1, "batch_size": 0}, "batch_size is 0"),
+        ({"steps": 1, "peak_lr": 0.0}, "peak_lr is 0.0"),
+        ({"steps": 1, "warmup": 1.5}, "warmup is 1.5"),
+        ({"steps": 1, "weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"steps": 1, "betas": (0.9, 1.0)}, "betas is"),
+        ({"steps": 1, "label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        ({"steps": 1, "grad_clip": 0.0}, "grad_clip is 0.0"),
+        ({"steps": 1, "peak_lr": math.nan}, "peak_lr is nan"),
+    ],
+)
+def test_a_recipe_that_can_not_be_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(IsobasinError, match=said):
+        Recipe(**wrong)  # type: ignore[arg-type]
+
+
+def test_no_steps_give_the_model_back() -> None:
+    model = Transformer(CLASSIFIER, seed=0)
+    trained = train(model, *problem(), Recipe(steps=0), seed=0)
+    assert trained.losses == ()
+    assert same(weights(trained.model), weights(model))
+    assert str(trained) == "0 steps"
+
+
+def test_every_example_once_per_epoch_and_in_another_order_each_time() -> None:
+    rows = torch.arange(10)
+    batches = Labelled(rows, rows).batches(5, torch.Generator().manual_seed(0))
+    epochs = [torch.cat([next(batches)[0], next(batches)[0]]) for _ in range(3)]
+    assert all(epoch.sort().values.tolist() == list(range(10)) for epoch in epochs)
+    assert epochs[0].tolist() != epochs[1].tolist() != epochs[2].tolist()
+    over = Labelled(rows, rows).batches(4, torch.Generator().manual_seed(0))
+    joined = torch.cat([next(over)[0] for _ in range(5)])
+    assert joined.tolist() == torch.cat(epochs[:2]).tolist()
+
+
+def test_windows_are_shifted_by_one_and_reach_both_ends() -> None:
+    stream = Stream(torch.arange(12), 4)
+    assert len(stream) == 2
+    x, y = next(stream.batches(200, torch.Generator().manual_seed(0)))
+    assert torch.equal(y, x + 1)
+    assert sorted(set(x[:, 0].tolist())) == list(range(8))
+    assert int(y.max()) == 11
+
+
+def test_augmentation_draws_from_the_seed_and_is_seen() -> None:
+    model, (tokens, classes) = Transformer(CLASSIFIER, seed=0), problem()
+
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return (x + torch.randint(6, x.shape, generator=generator)) % 6
+
+    plain, first, second = (
+        train(model, tokens, classes, SHORT, seed=1, augment=change).losses for change in (None, noisy, noisy)
+    )
+    assert first == second
+    assert first != plain
+
+
+def test_watch_is_told_of_every_step() -> None:
+    told: list[tuple[int, int]] = []
+    train(Transformer(CLASSIFIER), *problem(), SHORT, seed=0, watch=lambda *said: told.append(said))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_mixed_precision_trains_float32_weights() -> None:
+    model = Transformer(CLASSIFIER, seed=0)
+    mixed = train(model, *problem(), SHORT, seed=0, autocast=torch.bfloat16)
+    assert {p.dtype for p in mixed.model.parameters()} == {torch.float32}
+    exact = train(model, *problem(), SHORT, seed=0)
+    assert mixed.losses == pytest.approx(exact.losses, rel=0.05)
+    assert mixed.losses != exact.losses
+
+
+@pytest.mark.parametrize(
+    ("config", "inputs", "targets", "said"),
+    [
+        (CLASSIFIER, torch.zeros(4, 5, dtype=torch.long), None, "a classifier needs targets"),
+        (LANGUAGE, torch.zeros(8, dtype=torch.long), None, "more than n_positions=8"),
+        (LANGUAGE, torch.zeros(4, 9, dtype=torch.long), None, r"shape \(4, 9\) without targets"),
+        (CLASSIFIER, torch.zeros(4, 5, dtype=torch.long), torch.zeros(3, dtype=torch.long), "4 inputs and 3 targets"),
+        (CLASSIFIER, torch.zeros(0, 5, dtype=torch.long), torch.zeros(0, dtype=torch.long), "0 inputs and 0 targets"),
+        (CLASSIFIER, torch.zeros(2, 5, dtype=torch.long), torch.tensor([0, 2]), "from 0 to 2, but the model has 2"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(
+    config: ModelConfig, inputs: Tensor, targets: Tensor | None, said: str
+) -> None:
+    with pytest.raises(IsobasinError, match=said):
+        train(Transformer(config), inputs, targets, SHORT, seed=0)
+
+
+def test_shifts_move_whole_pictures_by_the_pixels_said() -> None:
+    images = torch.arange(1.0, 37).reshape(1, 1, 6, 6).repeat(64, 1, 1, 1)
+    moved = shifted(by=1)(images, torch.Generator().manual_seed(0))
+    again = shifted(by=1)(images, torch.Generator().manual_seed(0))
+    assert torch.equal(moved, again)
+    wide = F.pad(images[:1], (1, 1, 1, 1), value=-1.0)
+    allowed = [wide[0, :, i : i + 6, j : j + 6] for i in range(3) for j in range(3)]
+    seen = [[torch.equal(picture, option) for option in allowed] for picture in moved]
+    assert all(sum(row) == 1 for row in seen)  # each is exactly one of the nine
+    assert all(any(column) for column in zip(*seen))  # and all nine occur
+    with pytest.raises(IsobasinError, match="shift by 0 pixels"):
+        shifted(by=0)
