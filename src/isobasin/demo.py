@@ -193,20 +193,9 @@ def _measured(setting: Setting, a: Weights, b: Weights, told: Watch) -> tuple[di
     result["models"] = {label: model_facts(model, model_hash(model)) for label, model in models.items()}
     found = pairs["A-B"].alignment
     assert found is not None
-    result["alignment"] = {"A-B": _alignment(found, matcher)}
+    how = {"scope": matcher.scope, "matcher": "weights", "stage2": matcher.stage2}
+    result["alignment"] = {"A-B": how | found.facts}
     return result, found
-
-
-def _alignment(found: Alignment, matcher: WeightMatching) -> dict[str, Any]:
-    return {
-        "scope": matcher.scope,
-        "matcher": "weights",
-        "stage2": matcher.stage2,
-        "distance_before": found.distance_before,
-        "distance_after": found.distance_after,
-        "max_output_change": found.max_output_change,
-        "per_layer": list(found.per_layer),
-    }
 
 
 def _facts(result: dict[str, Any], setting: Setting, out: Path) -> dict[str, Any]:

@@ -5,10 +5,12 @@ right one is measured in test_whole_dimension), a scrambled model says something
 group that it declares is not seen (the group is then too small).
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -114,9 +116,14 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
 )
 
 
+def chosen(name: str) -> bool:
+    """All mutants in `make test-all`; the same quarter of them each time in `make test`."""
+    return os.environ.get("ISOBASIN_SLOW") == "1" or crc32(name.encode()) % 4 == 0
+
+
 def survivors(trials: list[Trial]) -> tuple[set[str], int]:
-    """The mutants that no check of any trial kills, by name, and how many there were."""
-    every = [(t, m) for t in trials for m in mutants(described(t.family, t.weights.config))]
+    """The chosen mutants that no check of any trial kills, by name, and how many were looked at."""
+    every = [(t, m) for t in trials for m in mutants(described(t.family, t.weights.config)) if chosen(m.name)]
     alive = {mutant.name for _, mutant in every}
     for check, parts in CHECKS:
         for trial, mutant in every:
@@ -325,12 +332,14 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TRIALS)
 def test_every_mutant_dies_but_those_listed_with_their_reason(family: str) -> None:
     found, n_mutants = survivors(TRIALS[family]())
-    assert n_mutants > 150
-    assert found - SURVIVORS[family].keys() == set(), "these changes turn no check red"
-    assert SURVIVORS[family].keys() - found == set(), "listed as survivors, but dead"
+    listed = set(filter(chosen, SURVIVORS[family]))
+    assert n_mutants > 30
+    assert found - listed == set(), "these changes turn no check red"
+    assert listed - found == set(), "listed as survivors, but dead"
 
 
 @pytest.mark.parametrize("family", TRIALS)

@@ -178,9 +178,7 @@ def _counter(step: Callable[[int], None]) -> Callable[[str, object], None]:
 def _facts(found: Alignment, saving: Saving, largest: float | None, cost: Cost) -> dict[str, Any]:
     return {
         "output": str(saving.output),
-        "distance_before": found.distance_before,
-        "distance_after": found.distance_after,
-        "per_layer": list(found.per_layer),
+        **found.facts,
         "head_permutation": [list(p) for p in found.head_permutation],
         "kv_head_permutation": [list(p) for p in found.kv_head_permutation],
         "max_output_change": largest,

@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -141,24 +141,14 @@ def _aligner(choices: Choices, device: Any) -> Aligner:
 
 
 def _alignment(pair: Compared, choices: Choices) -> dict[str, Any]:
-    found = pair.alignment
-    assert found is not None
-    return {
-        "scope": choices.scope_used,
-        "matcher": choices.matcher,
-        "stage2": choices.stage2,
-        "distance_before": found.distance_before,
-        "distance_after": found.distance_after,
-        "max_output_change": found.max_output_change,
-        "per_layer": list(found.per_layer),
-    }
+    assert pair.alignment is not None
+    how = {"scope": choices.scope_used, "matcher": choices.matcher, "stage2": choices.stage2}
+    return how | pair.alignment.facts
 
 
 @contextmanager
 def _bars(quiet: bool) -> Iterator[Callable[[str], Watch]]:
     """One bar after the other, each made when its title is first heard."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
 
         def watch(title: str) -> Watch:

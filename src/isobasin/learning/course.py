@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -45,17 +45,26 @@ class Course:
         end = {name: action.tensor(name, flat[1][name].double()).to(device, torch.float32) for name in names}
         return cls(flat[0], module, held, start, end)
 
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.a.values())).device
+
+    def rebased(self, elements: Mapping[str, Element]) -> "Course":
+        """The same with B where these elements move it."""
+        action = Action(self.like.arch, elements)
+        return replace(self, b={name: action.tensor(name, tensor) for name, tensor in self.b.items()})
+
     def moved(self, elements: Mapping[str, Element]) -> dict[str, Tensor]:
         """B's tensors after these elements."""
         action = Action(self.like.arch, elements)
         return {name: action.tensor(name, tensor) for name, tensor in self.b.items()}
 
     def loss(
-        self, moved: Mapping[str, Tensor], lam: Tensor, batch: Batch, autocast: torch.dtype | None = None
+        self, moved: Mapping[str, Tensor], lam: float, batch: Batch, autocast: torch.dtype | None = None
     ) -> Tensor:
         """Mean loss of a batch at (1−λ)·A + λ·moved."""
         mixed = {self.places[name]: torch.lerp(start, moved[name], lam) for name, start in self.a.items()}
-        with _precision(lam.device, autocast):
+        with _precision(self.device, autocast):
             said = torch.func.functional_call(_Logits(self.like, self.module), _prefixed(mixed), (batch.inputs,))
         return F.cross_entropy(said.float().flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED)
 

@@ -4,36 +4,29 @@ The ends never change their function, whatever is learned: only where B lies on 
 which of the elements met on the way is kept, and when to stop.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from isobasin.groups import Element
 from isobasin.learning.course import Course
+from isobasin.learning.exercises import Augment, Exercises
+from isobasin.learning.judge import Judge
+from isobasin.learning.lessons import Lessons
 from isobasin.learning.motion import Motion, joined
-from isobasin.path.curve import Curve, grid
-from isobasin.path.evaluate import along
+from isobasin.learning.rearranging import Rearranging
+from isobasin.learning.record import Record, State, Unrecorded, packed, unpacked
+from isobasin.learning.team import Alone, Team, average
 from isobasin.path.mixture import Mixture
-from isobasin.symmetries import symmetry
-from isobasin.tasks import Batch, Task
+from isobasin.symmetries import Symmetry, symmetry
+from isobasin.tasks import Task
 from isobasin.weights import Weights
 
+__all__ = ["Learned", "Lessons", "learn"]
 
-@dataclass(frozen=True, kw_only=True)
-class Lessons:
-    """How to learn: frozen numbers."""
-
-    steps: int = 500
-    rate: float = 3e-3
-    warmup: float = 0.05
-    lambdas: tuple[float, float] = (0.2, 0.8)
-    clip: float = 1.0
-    check_every: int = 100
-    check_points: int = 7
-    autocast: torch.dtype | None = None
+SECTION = "learning"  # of a record
+Watch = Callable[[int, int, float], None]  # (step, of, held-out barrier as last measured)
 
 
 @dataclass(frozen=True)
@@ -57,80 +50,155 @@ def learn(
     lessons: Lessons | None = None,
     seed: int = 0,
     device: torch.device | None = None,
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
-    watch: Callable[[int, int, float], None] | None = None,
+    augment: Augment | None = None,
+    watch: Watch | None = None,
+    record: Record | None = None,
+    team: Team | None = None,
 ) -> Learned:
     """Elements between the canonical forms, from `start` on, that make the path from A to B low.
 
-    `watch(step, of, barrier)` is told of each step, with the held-out barrier as last measured.
+    `start` has an element for every space of the scope. `watch(step, of, barrier)` is told of each step, with the
+    held-out barrier as last measured; `record` remembers where a killed run was; `team` shares the batches.
+
+    >>> found = learn(a, b, match_whole(a, b, WeightMatching("model")).elements, task, held_out)  # doctest: +SKIP
     """
-    lessons = lessons or Lessons()
-    device = device or torch.device("cpu")
+    device, lessons, record = device or torch.device("cpu"), lessons or Lessons(), record or Unrecorded()
     part = symmetry(b.arch).scoped(scope)
-    course = Course.between(a, b, part, start, device)
-    motion = Motion(part).to(device)
-    judge = _Judge(course, held_out, lessons, device)
-    optimizer = torch.optim.Adam(motion.parameters(), lr=lessons.rate, betas=(0.9, 0.95))
-    rng = torch.Generator().manual_seed(seed)
-    best, barrier = {}, judge.barrier(motion)
-    history, losses = [(0, barrier)], []
-    for step, batch in zip(range(lessons.steps), _endless(lessons_on, rng, device)):
-        if augment and "pixel_values" in batch.inputs:
-            batch = Batch({"pixel_values": augment(batch.inputs["pixel_values"], rng)}, batch.targets)
-        low, high = lessons.lambdas
-        lam = (low + (high - low) * torch.rand((), generator=rng)).to(device)
-        loss = course.loss(course.moved(motion.smooth()), lam, batch, lessons.autocast)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(motion.parameters(), lessons.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = lessons.rate * _share(step, lessons)
-        optimizer.step()
-        losses.append(loss.detach())
-        if (step + 1) % lessons.check_every == 0 or step + 1 == lessons.steps:
-            found = judge.barrier(motion)
-            history.append((step + 1, found))
-            if found < barrier:
-                best, barrier = motion.elements(), found
-            if barrier <= 0:
-                break
+    exercises = Exercises(lessons_on, seed, device, augment)
+    pupil = Pupil(a, b, part, start, held_out, lessons, seed, device, team or Alone())
+    kept = record.find(SECTION)
+    if kept:
+        pupil.recall(kept)
+    while pupil.step < lessons.steps and pupil.barrier > 0:
+        pupil.take_step(exercises)
+        if lessons.is_check(pupil.step - 1):
+            pupil.check()
+            record.keep(SECTION, pupil.state())
         if watch:
-            watch(step + 1, lessons.steps, barrier)
-    return Learned(joined(best, start), barrier, tuple(history), tuple(torch.stack(losses).tolist()) if losses else ())
+            watch(pupil.step, lessons.steps, pupil.barrier)
+    return pupil.learned()
 
 
-class _Judge:
-    """Measures the path on held-out data, in float32."""
+class Pupil:
+    """Where learning stands: parameters, optimizer, the base they act on, and the best element so far."""
 
-    def __init__(self, course: Course, held_out: Task, lessons: Lessons, device: torch.device) -> None:
-        self._course, self._task, self._n = course, held_out, lessons.check_points
-        self._mixture = Mixture.of(course.like, device)
-        self._start = course.vector(self._mixture, course.a)
+    def __init__(
+        self,
+        a: Weights,
+        b: Weights,
+        part: Symmetry,
+        start: Mapping[str, Element],
+        held_out: Task,
+        lessons: Lessons,
+        seed: int,
+        device: torch.device,
+        team: Team,
+    ) -> None:
+        self._part, self._lessons, self._seed, self._team, self._start = part, lessons, seed, team, dict(start)
+        self._course = Course.between(a, b, part, start, device)
+        self._motion = Motion(part).to(device)
+        self._parameters = list(self._motion.parameters())
+        self._optimizer = torch.optim.Adam(self._parameters, lr=lessons.rate, betas=(0.9, 0.95))
+        mixture = Mixture.of(self._course.like, device)
+        self._mixture = mixture
+        self._judge = Judge(mixture, self._course.vector(mixture, self._course.a), held_out, lessons.check_points, team)
+        self._last = self._judge.loss_at_end(self._course.vector(mixture, self._course.b))
+        self._rearranging = Rearranging(part) if lessons.permutations == "free" else None
+        self.step = 0
+        self.barrier = self._barrier()
+        self._base = self._best = self._start
+        self._history = [(0, self.barrier)]
+        self._losses: list[torch.Tensor] = []
 
-    def curve(self, motion: Motion) -> Curve:
+    def take_step(self, exercises: Exercises) -> None:
+        """One step of Adam on the mean loss of this step's batches, this process's share of them and the others'."""
+        n, team, lessons = self._lessons.accumulate * self._team.size, self._team, self._lessons
+        points = lessons.points(self.step, n, self._seed)
+        moved = self._course.moved(self._motion.smooth())
+        # The path is run on copies, and what they gather goes through the group once, however many batches there are.
+        leaves = {name: t.detach().requires_grad_(t.requires_grad) for name, t in moved.items()}
+        total = torch.zeros((), device=self._course.device)
+        for k in range(team.rank, n, team.size):
+            loss = self._course.loss(leaves, points[k], exercises[self.step * n + k], lessons.autocast)
+            loss.backward()
+            total += loss.detach()
+        self._optimizer.zero_grad(set_to_none=True)
+        felt = [name for name, leaf in leaves.items() if leaf.grad is not None]
+        torch.autograd.backward([moved[name] for name in felt], [leaves[name].grad for name in felt])
+        if self._rearranging:
+            self._rearranging.hear(leaves)
+        average(team, self._parameters, n)
+        torch.nn.utils.clip_grad_norm_(self._parameters, lessons.clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lessons.rate_at(self.step)
+        self._optimizer.step()
+        self._losses.append(total)
+        self.step += 1
+
+    def check(self) -> None:
+        """Measure the path on held-out data; keep the element if it is the best, and lies safely in its group."""
+        found = self._barrier()
+        if self._rearranging:
+            found = self._rearranged(found)
+        self._history.append((self.step, found))
+        if found < self.barrier:
+            elements = joined(self._motion.elements(), self._base)
+            if all(self._part.groups[name].contains(g) for name, g in elements.items()):
+                self._best, self.barrier = elements, found
+
+    def learned(self) -> Learned:
+        losses = self._team.total(torch.stack(self._losses)) if self._losses else torch.zeros(0)
+        mean = losses / (self._lessons.accumulate * self._team.size)
+        return Learned(self._best, self.barrier, tuple(self._history), tuple(mean.tolist()))
+
+    def state(self) -> State:
+        """Everything a run needs to go on as if it had not stopped; what is random follows from seed and step."""
+        return {
+            "step": self.step,
+            "motion": self._motion.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "start": packed(self._start),
+            "base": packed(self._base),
+            "best": packed(self._best),
+            "barrier": self.barrier,
+            "history": self._history,
+            "losses": torch.stack(self._losses).cpu(),
+        }
+
+    def recall(self, state: State) -> None:
+        self.step, self.barrier = state["step"], state["barrier"]
+        self._motion.load_state_dict(state["motion"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._best = unpacked(state["best"], self._part)
+        self._history = [(int(step), float(found)) for step, found in state["history"]]
+        self._losses = list(state["losses"].to(self._course.device))
+        base = unpacked(state["base"], self._part)
+        moves = {name: g @ self._base[name].inverse() for name, g in base.items()}
+        if self._rearranging:
+            self._course, self._base = self._course.rebased(self._rearranging.only(moves)), base
+
+    def _barrier(self, course: Course | None = None) -> float:
+        course = course or self._course
         with torch.no_grad():
-            end = self._course.vector(self._mixture, self._course.moved(motion.smooth()))
-        return along(self._mixture, self._start, end, self._task, grid(self._n), name="held out")
+            end = course.vector(self._mixture, course.moved(self._motion.smooth()))
+        return self._judge.barrier(end, self._last)
 
-    def barrier(self, motion: Motion) -> float:
-        found = self.curve(motion).barrier.height
-        return math.inf if math.isnan(found) else found
-
-
-def _share(step: int, lessons: Lessons) -> float:
-    """Warm-up, then a cosine to zero."""
-    rising = max(1.0, lessons.warmup * lessons.steps)
-    if step + 1 <= rising:
-        return (step + 1) / rising
-    return (1 + math.cos(math.pi * (step + 1 - rising) / max(1.0, lessons.steps - rising))) / 2
-
-
-def _endless(task: Task, rng: torch.Generator, device: torch.device) -> Iterator[Batch]:
-    """The batches again and again, in a new order each time."""
-    held: Sequence[Batch] = [
-        Batch({k: t.to(device) for k, t in batch.inputs.items()}, batch.targets.to(device), batch.n_bytes)
-        for batch in task
-    ]
-    while held:
-        for k in torch.randperm(len(held), generator=rng).tolist():
-            yield held[k]
+    def _rearranged(self, found: float) -> float:
+        """Try other places for units, and keep those under which the held-out barrier is lowest."""
+        assert self._rearranging is not None
+        with torch.no_grad():
+            moved = self._course.moved(self._motion.smooth())
+        best = None
+        for proposal in self._rearranging.proposals(self._course.a, moved):
+            self._motion.permute(proposal)
+            course = self._course.rebased(proposal)
+            height = self._barrier(course)
+            if height < found:
+                found, best = height, proposal
+            self._motion.permute({name: g.inverse() for name, g in proposal.items()})
+        if best:
+            self._motion.permute(best)
+            self._course = self._course.rebased(best)
+            self._base = {name: best[name] @ g if name in best else g for name, g in self._base.items()}
+        self._rearranging.forget()
+        return found

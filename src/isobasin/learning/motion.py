@@ -85,6 +85,14 @@ class Motion(nn.Module):
                 found[name] = self._factors[name].element()
         return found
 
+    @torch.no_grad()
+    def permute(self, proposal: Mapping[str, Element]) -> None:
+        """Units change places and take the scales they have learned with them."""
+        for name, g in proposal.items():
+            factor = self._factors.get(name)
+            if isinstance(factor, _Scales) and isinstance(g, Monomial):
+                factor.x.copy_(factor.x[g.index.to(factor.x.device)])
+
 
 class _Rotation(Factor):
     """R = (I − S)⁻¹ (I + S), S skew; with `fixes_ones` inside the orthogonal complement of the all-ones vector."""

@@ -47,8 +47,12 @@ def judged(
     *,
     device: torch.device,
     verify: bool,
+    closer: bool = True,
 ) -> Alignment:
-    """A transform of a scope with its distances as stored, verified; the identity if it brought nothing closer."""
+    """A transform of a scope with its distances as stored, verified; the identity if it brought nothing closer.
+
+    Without `closer` something else has decided for it, and it stays whatever the distance.
+    """
     moved = transform.apply(b, device=device)
     scope = _tensors(part)
     squares = {
@@ -56,7 +60,7 @@ def judged(
         for space, names in blocks(b.arch).items()
     }
     before, after, size = (sum(s[k] for s in squares.values()) for k in range(3))
-    if not after < before:
+    if closer and not after < before:
         transform, moved = Transform(b.arch.family, dict(b.arch.spaces)), b
         squares = {space: (s[0], s[0], s[2]) for space, s in squares.items()}
         after = before

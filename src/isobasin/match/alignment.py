@@ -18,6 +18,16 @@ class Alignment:
     max_output_change: float | None
     history: tuple[float, ...] = field(default=(), repr=False)
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """Distances and exactness, as a result file holds them."""
+        return {
+            "distance_before": self.distance_before,
+            "distance_after": self.distance_after,
+            "max_output_change": self.max_output_change,
+            "per_layer": list(self.per_layer),
+        }
+
     def __str__(self) -> str:
         moved = self.max_output_change
         checked = "not verified" if moved is None else f"outputs moved by at most {moved:.1e}"

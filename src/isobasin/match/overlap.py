@@ -5,7 +5,7 @@ all other axes; ‖A − g B‖² depends on g through these sums alone, whateve
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,11 +19,15 @@ from isobasin.views import Tensors
 
 @dataclass(frozen=True)
 class Overlap:
-    """Sums over axes that move by g, by its dual g⁻ᵀ, and by its permutation alone; and the sizes of B's slices."""
+    """Sums over axes that move by g, by its dual g⁻ᵀ, and by its permutation alone; and the sizes of B's slices.
+
+    `signed` moves by the permutation and the signs of g, or by a rotation as a whole: what activations add.
+    """
 
     primal: Float[Tensor, "n n"]
     dual: Float[Tensor, "n n"]
     magnitude: Float[Tensor, "n n"]
+    signed: Float[Tensor, "n n"]
     primal_size: Float[Tensor, " n"]
     dual_size: Float[Tensor, " n"]
 
@@ -33,7 +37,11 @@ class Overlap:
     @property
     def turning(self) -> Tensor:
         """All that moves with a self-dual element."""
-        return self.primal + self.dual
+        return self.primal + self.dual + self.signed
+
+    def joined(self, benefit: Tensor | None) -> "Overlap":
+        """With a table of benefits that depend on the permutation and the signs alone."""
+        return self if benefit is None else replace(self, signed=self.signed + benefit)
 
 
 def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Iterable[str], element: Element) -> Overlap:
@@ -42,7 +50,7 @@ def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Itera
     A tensor with two axes in this space is linearised: on each axis in turn, with `element` acting on the other.
     """
     action = Action(arch, {space: element})
-    total = _empty(element.n, next(iter(b.values())))
+    total = empty(element.n, next(iter(b.values())))
     for name in names:
         words = arch.tensors[name].roles[0].axes  # a tied tensor counts once: its roles agree
         axes = [k for k, w in enumerate(words) if len(w.terms) == 1 and arch.space_of(w.terms[0]).name == space]
@@ -54,15 +62,16 @@ def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Itera
     return total
 
 
-def _empty(size: int, like: Tensor) -> Overlap:
+def empty(size: int, like: Tensor) -> Overlap:
+    """Two models that have nothing in common on a space of this size."""
     square = torch.zeros(size, size, dtype=like.dtype, device=like.device)
-    return Overlap(square, square, square, square[:, 0], square[:, 0])
+    return Overlap(square, square, square, square, square[:, 0], square[:, 0])
 
 
 def _of_axis(a: Tensor, b: Tensor, axis: int, term: Term, like: Overlap) -> Overlap:
     rows_a, rows_b = (x.movedim(axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
     kind = "magnitude" if term.magnitude else "dual" if term.dual else "primal"
-    fields = vars(_empty(len(rows_a), like.primal)) | {kind: rows_a @ rows_b.mT}
+    fields = vars(empty(len(rows_a), like.primal)) | {kind: rows_a @ rows_b.mT}
     if kind != "magnitude":
         fields[f"{kind}_size"] = rows_b.square().sum(1)
     return Overlap(**fields)

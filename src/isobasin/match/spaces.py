@@ -38,18 +38,6 @@ def match_space(space: Space, found: Overlap) -> Element:
     raise IsobasinError(f"{space.name}: no way to match units of kind {space.kind!r}")
 
 
-def value(space: Space, found: Overlap, element: Element) -> float:
-    """‖g·B‖² − 2⟨A, g·B⟩ over the tensors of this overlap: what the element costs, up to ‖A‖²."""
-    if not isinstance(element, Monomial):
-        rotation = element.matrix().to(found.primal)
-        return float(-2 * (rotation * found.turning).sum() + found.primal_size.sum() + found.dual_size.sum())
-    rows, s = torch.arange(element.n, device=found.primal.device), element.scale.to(found.primal)
-    j = element.index.to(found.primal.device)
-    sizes = s.square() * found.primal_size[j] + found.dual_size[j] / s.square()
-    products = s * found.primal[rows, j] + found.dual[rows, j] / s + found.magnitude[rows, j]
-    return float((sizes - 2 * products).sum())
-
-
 def _assigned(benefit: Tensor) -> Tensor:
     """The permutation of largest benefit; for wide layers one that is proven to be within a millionth of it."""
     if len(benefit) <= EXACT_BELOW:
@@ -79,12 +67,20 @@ def _signed(found: Overlap) -> Monomial:
 
 def _scaled(found: Overlap, *, signs: bool) -> Monomial:
     """Benefit of a pair at scale ±1; then the exact scale of every chosen pair."""
-    benefit = found.magnitude + (found.turning.abs() if signs else found.turning)
-    index = _assigned(benefit)
+    index = _assigned(found.magnitude + (found.turning.abs() if signs else found.turning))
     rows = torch.arange(len(index))
-    p, q = (m.cpu()[rows, index].to(torch.float64) for m in (found.primal, found.dual))
+    p, q, t = (m.cpu()[rows, index].to(torch.float64) for m in (found.primal, found.dual, found.signed))
     u, d = (s.cpu()[index].to(torch.float64) for s in (found.primal_size, found.dual_size))
-    return Monomial(index, best_scales(u, d, p, q, signs=signs))
+    plus = best_scales(u, d, p, q, signs=False)
+    if not signs:
+        return Monomial(index, plus)
+    minus = -best_scales(u, d, -p, -q, signs=False)
+    better = _cost(u, d, p, q, minus) + 2 * t < _cost(u, d, p, q, plus) - 2 * t
+    return Monomial(index, torch.where(better, minus, plus))
+
+
+def _cost(u: Tensor, d: Tensor, p: Tensor, q: Tensor, s: Tensor) -> Tensor:
+    return u * s**2 - 2 * p * s + d / s**2 - 2 * q / s
 
 
 def _sign(x: Tensor) -> Tensor:

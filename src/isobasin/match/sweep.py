@@ -2,7 +2,8 @@
 
 One sweep reads each model once, block by block: the units or heads of a block are matched with the stream where it
 stands, and the block's overlap on the stream is added up; at the end one Procrustes (or assignment) moves the stream.
-The squared distance of the canonical forms never rises from sweep to sweep: what would raise it is not taken.
+The objective, the squared distance of the canonical forms (and what activations add to it), never rises from sweep to
+sweep: what would raise it is not taken.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,11 +15,12 @@ from torch import Tensor
 from isobasin.action import Action
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.groups import Element, HeadsElement
+from isobasin.match.activations_whole import Agreement
 from isobasin.match.attention import attention_matrices
 from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks
 from isobasin.match.heads import HeadMatch
 from isobasin.match.matchers import Matcher
-from isobasin.match.overlap import Overlap, overlap
+from isobasin.match.overlap import Overlap, empty, overlap
 from isobasin.match.spaces import match_space
 from isobasin.match.verification import check_element
 from isobasin.views import Tensors
@@ -29,7 +31,7 @@ ROUNDING = 1e-20  # a distance this much smaller than at the start is none (squa
 
 @dataclass(frozen=True)
 class Descent:
-    """Where the sweeps ended: elements between the canonical forms, and the squared distance sweep by sweep."""
+    """Where the sweeps ended: elements between the canonical forms, and the objective sweep by sweep."""
 
     elements: Elements
     history: tuple[float, ...]
@@ -48,6 +50,7 @@ class Board:
     a: Canonical
     b: Canonical
     matcher: Matcher
+    agreement: Agreement = field(default_factory=Agreement)
 
     @property
     def arch(self) -> Architecture:
@@ -66,6 +69,11 @@ class Board:
         """A first guess of the stream's map, from embeddings, head and the stream's biases alone."""
         here = self.identity
         return here | ({STREAM: self._turned(self._on_stream(ENDS, here))} if self.turns else {})
+
+    def from_agreement(self) -> dict[str, Element]:
+        """A first guess of the stream's map from activations alone."""
+        size = self.b.part.groups[STREAM].identity().n
+        return self.identity | {STREAM: self._turned(empty(size, torch.zeros((), dtype=self.b.dtype)))}
 
     def descend(
         self,
@@ -98,10 +106,11 @@ class Board:
         return Descent(best, tuple(history), False, found)
 
     def sweep(self, elements: Elements) -> tuple[float, dict[str, Element], dict[str, HeadMatch]]:
-        """The squared distance at these elements, and better ones."""
+        """The objective at these elements, and better ones."""
         now = dict(elements)
         matched: dict[str, HeadMatch] = {}
         square, on_stream = self._distance(ENDS, now), self._on_stream(ENDS, now) if self.turns else None
+        square += self.agreement.missing(STREAM, now[STREAM]) if self.turns else 0.0
         for name in (n for n in blocks(self.arch) if n not in (ENDS, STREAM)):
             if name not in self.b.part.groups:
                 if self.turns:
@@ -117,12 +126,12 @@ class Board:
     def _turned(self, found: Overlap) -> Element:
         space = self.arch.spaces[STREAM]
         assert isinstance(space, Space)
-        return match_space(space, found)
+        return match_space(space, found.joined(self.agreement.benefit(STREAM, found.primal)))
 
     def _match(self, name: str, now: dict[str, Element], matched: dict[str, HeadMatch]) -> float:
-        """Give this space a better element, if there is one; the squared distance it had before."""
+        """Give this space a better element, if there is one; what the objective had here before."""
         a, b = self.a.block(name), self._moved(name, now, skip=name)
-        before = _square(a, Action(self.arch, {name: now[name]}), b)
+        before = self._objective(name, now[name], a, b)
         space = self.arch.spaces[name]
         proposed: Element
         if isinstance(space, HeadSpace):
@@ -131,10 +140,14 @@ class Board:
             check_element(self.b.weights, space, matched[name].element)
             proposed = matched[name].element
         else:
-            proposed = match_space(space, overlap(self.arch, name, a, b, a, now[name]))
-        if _square(a, Action(self.arch, {name: proposed}), b) < before:
+            found = overlap(self.arch, name, a, b, a, now[name])
+            proposed = match_space(space, found.joined(self.agreement.benefit(name, found.primal)))
+        if self._objective(name, proposed, a, b) < before:
             now[name] = proposed
         return before
+
+    def _objective(self, name: str, element: Element, a: Tensors, b: Tensors) -> float:
+        return _square(a, Action(self.arch, {name: element}), b) + self.agreement.missing(name, element)
 
     def _moved(self, name: str, now: Elements, skip: str = "") -> dict[str, Tensor]:
         """B's block where the elements have moved it, all but one of them."""

@@ -10,8 +10,9 @@ from isobasin.action import Action
 from isobasin.arch import Space
 from isobasin.gauge import Coordinate, NormCoordinate, Stage
 from isobasin.groups import Element, Monomial
-from isobasin.match.canonical import Canonical, blocks
-from isobasin.match.matchers import Matcher, WeightMatching
+from isobasin.match.activations_whole import Agreement, check_tables
+from isobasin.match.canonical import STREAM, Canonical, blocks
+from isobasin.match.matchers import ActivationMatching, Matcher, WeightMatching
 from isobasin.match.scales import best_scales
 from isobasin.match.sweep import Board, Descent
 from isobasin.symmetries import Symmetry, symmetry
@@ -46,6 +47,10 @@ def match_whole(
     part = symmetry(b.arch).scoped(matcher.scope)
     dtype = torch.float32 if _widest_block(b) > WIDE else torch.float64
     board = Board(Canonical(a, part, dtype, device), Canonical(b, part, dtype, device), matcher)
+    if isinstance(matcher, ActivationMatching):
+        check_tables(b.arch, matcher.agreements)
+        agreement = Agreement.of(matcher.agreements, matcher.pull, board.a, board.b)
+        board = replace(board, agreement=agreement)
     rough = replace(board, matcher=_rough(matcher))
     trials = [rough.descend(start, most=TRIAL) for start in _starts(board)]
     best = min(trials, key=lambda t: t.square)
@@ -60,11 +65,15 @@ def match_whole(
 
 def _rough(matcher: Matcher) -> Matcher:
     """Rotations inside heads while the stream still moves: they have a closed form, and the rest can wait."""
-    return replace(matcher, stage2="orthogonal") if isinstance(matcher, WeightMatching) else matcher
+    known = isinstance(matcher, WeightMatching | ActivationMatching)
+    return replace(matcher, stage2="orthogonal") if known else matcher
 
 
 def _starts(board: Board) -> list[dict[str, Element]]:
-    return [board.from_ends(), board.identity] if board.turns else [board.identity]
+    if not board.turns:
+        return [board.identity]
+    guess = [board.from_agreement()] if STREAM in board.agreement.tables else []
+    return [board.from_ends(), board.identity, *guess]
 
 
 def _scaled(b: Weights, name: str) -> bool:
