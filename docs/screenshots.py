@@ -25,7 +25,7 @@ def main(page: Path, folder: Path) -> None:
     for name, (width, theme) in LOOKS.items():
         feature = {"name": "prefers-color-scheme", "value": theme}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1.5, "mobile": width < 500}
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.get(page.resolve().as_uri())
         taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True})

@@ -37,7 +37,26 @@ def plot_plane(result: Source, out: str | Path, *, pair: str | None = None) -> P
         title = f"Loss on the plane through {chosen.a.letter}, {chosen.b.letter} and {chosen.b.letter} aligned"
         caption(figure, title, joined(how_aligned(chosen), measured_on(found)))
 
-    return write_figure(out, (6.6, 5.6), draw)
+    return write_figure(out, (6.6, _height(plane)), draw)
+
+
+def _height(plane: Plane) -> float:
+    """Inches, so that an equal scale leaves no empty paper: the panel is about 4.9 wide."""
+    shape = _high(plane) / _wide(plane) if _is_level(plane) else 0.9
+    return 1.15 + 4.9 * shape
+
+
+def _wide(plane: Plane) -> float:
+    return plane.x[-1] - plane.x[0]
+
+
+def _high(plane: Plane) -> float:
+    return plane.y[-1] - plane.y[0]
+
+
+def _is_level(plane: Plane) -> bool:
+    """Whether one scale fits both axes: distances on the plane are those between the weights."""
+    return _high(plane) > 0 and 0.3 < _wide(plane) / _high(plane) < 3
 
 
 def _contours(figure: "Figure", axes: "Axes", plane: Plane) -> None:
@@ -49,13 +68,12 @@ def _contours(figure: "Figure", axes: "Axes", plane: Plane) -> None:
         loss = np.ma.masked_invalid([[np.nan if v is None else v for v in row] for row in plane.loss])
         filled = axes.contourf(plane.x, plane.y, loss, levels=levels, cmap=_sand(), extend="max")
         axes.contour(plane.x, plane.y, loss, levels=levels, colors="#7a4a12", linewidths=0.5, alpha=0.35)
-        bar = figure.colorbar(filled, ax=axes, shrink=0.85, anchor=(0, 1), pad=0.02, format="%.3g")
+        bar = figure.colorbar(filled, ax=axes, shrink=0.95, anchor=(0, 1), pad=0.02, format="%.3g")
         bar.set_label("Loss (nats)")
         bar.outline.set_visible(False)
     else:
         axes.text(0.5, 0.5, "no finite loss, or the same everywhere", transform=axes.transAxes, ha="center")
-    wide, high = plane.x[-1] - plane.x[0], plane.y[-1] - plane.y[0]
-    if 0.3 < wide / high < 3:  # distances on the plane are those between the weights
+    if _is_level(plane):
         axes.set_aspect("equal", anchor="N")
     axes.set(xlim=(plane.x[0], plane.x[-1]), ylim=(plane.y[0], plane.y[-1]))
 
