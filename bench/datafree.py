@@ -11,8 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,18 @@ from torch import Tensor
 
 import isobasin as ib
 from isobasin.data import shipped
+from isobasin.groups import Element, SignedPermutation
+from isobasin.learning.learn import Lessons, learn
+from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks
+from isobasin.match.matchers import ActivationMatching, WeightMatching
+from isobasin.match.overlap import overlap
+from isobasin.match.sweep import Board
+from isobasin.match.whole import dressed, match_whole
+from isobasin.moments import agreements
 from isobasin.path import evaluate_path
+from isobasin.running import module_of
 from isobasin.study import Recipe, shifted, train
+from isobasin.symmetries import symmetry
 from isobasin.tasks import Batch, Task, read_images, scaled
 from isobasin.weights import Weights
 
@@ -109,3 +118,200 @@ def model(name: str, kind: Kind, seed: int, place: Path) -> Weights:
         done.model.save(folder)
         print(f"{name}-{seed}: {done} in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     return ib.load(folder)
+
+
+# -- variants --------------------------------------------------------------------------------------------------------
+
+WEIGHTS = WeightMatching(scope="model")
+PAIRS = ((0, 1), (1, 2), (2, 0))
+Factor = Callable[[str, Tensor, Tensor], float]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A, B, what kind they are, and both in canonical form."""
+
+    a: Weights
+    b: Weights
+    kind: Kind
+
+    def board(self, factor: Factor | None = None) -> Board:
+        """As `match_whole` sets it up; with a factor per tensor, which changes the objective and no symmetry."""
+        part = symmetry(self.b.arch)
+        plain = [Canonical(m, part, torch.float64, CPU) for m in (self.a, self.b)]
+        if factor is None:
+            return Board(*plain, WEIGHTS)
+        held: list[dict[str, dict[str, Tensor]]] = [{}, {}]
+        for space in blocks(self.b.arch):
+            mine, theirs = (c.block(space) for c in plain)
+            factors = {name: factor(name, mine[name], theirs[name]) for name in mine}
+            for kept, block in zip(held, (mine, theirs)):
+                kept[space] = {name: t * factors[name] for name, t in block.items()}
+        return Board(*(replace(c, _kept=kept) for c, kept in zip(plain, held)), WEIGHTS)
+
+    def moved(self, elements: Mapping[str, Element]) -> Weights:
+        return dressed(self.a, self.b, symmetry(self.b.arch), elements, CPU).apply(self.b)
+
+    def descended(self, board: Board, start: Mapping[str, Element]) -> Weights:
+        """Rotations inside heads first, then a few full sweeps; scales of units back to where the models have them."""
+        rough = replace(board, matcher=replace(WEIGHTS, stage2="orthogonal")).descend(start, most=30)
+        found = board.descend(rough.elements, most=3).elements
+        # `balance` is the identity, and no monomial, for spaces without scales.
+        units = {n for n in found if getattr(self.b.arch.spaces[n], "kind", "") in ("positive", "scaled")}
+        back = {n: board.a.balance(n).inverse() @ found[n] @ board.b.balance(n) for n in units}
+        return self.moved({**found, **back})
+
+
+def weighted(factor: Factor) -> Callable[[Pair], Weights]:
+    def run(pair: Pair) -> Weights:
+        board = pair.board(factor)
+        return pair.descended(board, board.from_ends())
+
+    return run
+
+
+def times(words: tuple[str, ...], by: float) -> Callable[[Pair], Weights]:
+    return weighted(lambda name, x, y: by if any(word in name for word in words) else 1.0)
+
+
+def layers(late: bool) -> Callable[[Pair], Weights]:
+    def factor(name: str, x: Tensor, y: Tensor) -> float:
+        if not name.startswith("blocks."):
+            return 1.0
+        depth = int(name.split(".")[1])
+        return (1.0, 1.7, 3.0)[depth if late else 2 - depth]
+
+    return weighted(factor)
+
+
+def ends_of(board: Board, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Tensor:
+    return overlap(board.arch, STREAM, x, y, list(x), board.identity[STREAM]).turning
+
+
+def started(how: Callable[[Board], Tensor]) -> Callable[[Pair], Weights]:
+    """From another first guess of the stream's map."""
+
+    def run(pair: Pair) -> Weights:
+        board = pair.board()
+        group = board.b.part.groups[STREAM]
+        return pair.descended(board, board.identity | {STREAM: group.project(how(board))})
+
+    return run
+
+
+def whitened(board: Board) -> Tensor:
+    a, b = board.a.block(ENDS), board.b.block(ENDS)
+
+    def inverse_root(gram: Tensor) -> Tensor:
+        values, basis = torch.linalg.eigh(gram)
+        return (basis / values.clamp_min(1e-3 * values.max()).sqrt()) @ basis.mT
+
+    return inverse_root(ends_of(board, a, a)) @ ends_of(board, a, b) @ inverse_root(ends_of(board, b, b))
+
+
+def signed(board: Board) -> Tensor:
+    found = ends_of(board, board.a.block(ENDS), board.b.block(ENDS))
+    return SignedPermutation(len(found)).project(found).matrix()
+
+
+def by_activations(pull: float) -> Callable[[Pair], Weights]:
+    def run(pair: Pair) -> Weights:
+        tables = agreements(pair.a, pair.b, pair.kind.unlabeled)
+        matcher = ActivationMatching(scope="model", agreements=tables, pull=pull)
+        return match_whole(pair.a, pair.b, matcher, device=CPU, sweeps=8).transform.apply(pair.b)
+
+    return run
+
+
+def sampled(model: Weights, n: int, length: int, seed: int) -> Tensor:
+    """Texts that a language model writes when nobody asks it anything: token ids, drawn from its own predictions."""
+    module, rng = module_of(model), torch.Generator().manual_seed(seed)
+    ids = torch.randint(int(model.config["d_vocab"]), (n, 1), generator=rng)
+    with torch.no_grad():
+        for _ in range(length):
+            odds = torch.softmax(module(ids[:, -LENGTH:])[:, -1], -1)
+            ids = torch.cat([ids, torch.multinomial(odds, 1, generator=rng)], 1)
+    return ids
+
+
+def learned(own_text: bool, steps: int = 200) -> Callable[[Pair], Weights]:
+    """Descend the loss on the path, on what the two models write themselves or on training data."""
+
+    def run(pair: Pair) -> Weights:
+        found = match_whole(pair.a, pair.b, WEIGHTS, device=CPU, sweeps=8)
+        if own_text:
+            rows = torch.cat([sampled(m, 400, LENGTH, seed) for seed, m in enumerate((pair.a, pair.b))])
+        else:
+            rows = pair.kind.inputs[: 800 * (LENGTH + 1)].view(-1, LENGTH + 1)
+        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+        lessons, held = (batches("input_ids", r[:, :-1], r[:, 1:], 16) for r in (rows[:-64], rows[-64:]))
+        plan = Lessons(steps=steps, rate=3e-3, check_every=steps // 4)
+        got = learn(pair.a, pair.b, found.elements, task("lm", lessons), task("lm", held), lessons=plan)
+        return pair.moved(got.elements)
+
+    return run
+
+
+VARIANTS: Mapping[str, Callable[[Pair], Weights]] = {
+    "weights": lambda p: match_whole(p.a, p.b, WEIGHTS, device=CPU, sweeps=8).transform.apply(p.b),
+    "identity start": lambda p: p.descended(p.board(), p.board().identity),
+    "each matrix by 1/norm": weighted(lambda name, x, y: 1 / max(float(x.norm() * y.norm()) ** 0.5, 1e-9)),
+    "embeddings and head ×3": times(("embed", "head"), 3.0),
+    "queries and keys ×0.3": times((".q.", ".k."), 0.3),
+    "attention ×0.3": times((".attn.",), 0.3),
+    "feed-forward ×0.3": times((".mlp.",), 0.3),
+    "late layers ×3": layers(late=True),
+    "early layers ×3": layers(late=False),
+    "whitened ends as start": started(whitened),
+    "signed permutation as start": started(signed),
+    "activations, pull 0.3": by_activations(0.3),
+    "activations, pull 1": by_activations(1.0),
+    "activations, pull 3": by_activations(3.0),
+    "learned on the models' own text": learned(own_text=True),
+    "learned on training text": learned(own_text=False),
+}
+
+
+def table(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Shares of the naive barrier, variant by variant, pair by pair."""
+    kind = KINDS[name]()
+    models = [model(name, kind, seed, arguments.place) for seed in range(3)]
+    pairs = [Pair(models[i], models[j], kind) for i, j in PAIRS[: arguments.pairs]]
+
+    def barrier(pair: Pair, b: Weights) -> float:
+        return evaluate_path(pair.a, b, kind.test, n_points=arguments.points).barrier.height
+
+    naive = [barrier(pair, pair.b) for pair in pairs]
+    print(f"{name}: naive {', '.join(f'{v:.3f}' for v in naive)}", flush=True)
+    rows: dict[str, Any] = {"naive": naive}
+    for variant in arguments.variants:
+        if variant.startswith("learned") and kind.targets is not None:
+            continue  # pictures: nothing to sample from
+        began = time.perf_counter()
+        shares = [barrier(pair, VARIANTS[variant](pair)) / v for pair, v in zip(pairs, naive)]
+        rows[variant] = shares
+        each = " ".join(f"{100 * s:5.1f}" for s in shares)
+        seconds = time.perf_counter() - began
+        print(f"  {variant:34s} {100 * sum(shares) / len(shares):5.1f} %   {each}   {seconds:.0f} s", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Whole-model barriers by variant, as shares of the naive one.")
+    parser.add_argument("--place", type=Path, required=True, help="where trained models are kept")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--points", type=int, default=9)
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = {name: table(name, arguments) for name in arguments.kinds}
+    if arguments.json:
+        facts = {"command": " ".join(["python", *sys.argv]), "torch": torch.__version__, "kinds": rows}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -42,7 +42,10 @@ class Course:
         held = places(flat[0], module)
         names = [name for name in held if not a.arch.tensors[name].buffer]
         start = {name: flat[0][name].to(device, torch.float32) for name in names}
-        end = {name: action.tensor(name, flat[1][name].double()).to(device, torch.float32) for name in names}
+        # One layout, however B came to lie where it does: sums in another order end in other bits.
+        end = {
+            name: action.tensor(name, flat[1][name].double()).to(device, torch.float32).contiguous() for name in names
+        }
         return cls(flat[0], module, held, start, end)
 
     @property
@@ -52,7 +55,7 @@ class Course:
     def rebased(self, elements: Mapping[str, Element]) -> "Course":
         """The same with B where these elements move it."""
         action = Action(self.like.arch, elements)
-        return replace(self, b={name: action.tensor(name, tensor) for name, tensor in self.b.items()})
+        return replace(self, b={name: action.tensor(name, tensor).contiguous() for name, tensor in self.b.items()})
 
     def moved(self, elements: Mapping[str, Element]) -> dict[str, Tensor]:
         """B's tensors after these elements."""

@@ -19,7 +19,7 @@ class Exercises:
     """The batches of a task again and again, in a new order each time; `exercises[n]` is the n-th of them all."""
 
     def __init__(self, task: Task, seed: int, device: torch.device, augment: Augment | None = None) -> None:
-        self._held = [on(batch, device) for batch in task]
+        self._held = [on(batch, device) for batch in task if len(batch)]
         self._seed, self._augment = seed, augment
         self._order: tuple[int, list[int]] = (-1, [])
         if not self._held:
@@ -59,10 +59,10 @@ def split(task: Task, *, most: int = MOST) -> tuple[Task, Task]:
         chosen = set(range(n - count, n))
     else:
         chosen = {(k + 1) * n // count - 1 for k in range(count)}
-    return _part(task, chosen, "held out", keep=False), _part(task, chosen, "held out", keep=True)
+    return _part(task, chosen, keep=False), _part(task, chosen, keep=True)
 
 
-def _part(task: Task, chosen: set[int], name: str, *, keep: bool) -> Task:
+def _part(task: Task, chosen: set[int], *, keep: bool) -> Task:
     def batches() -> Iterator[Batch]:
         first = 0
         for batch in task:

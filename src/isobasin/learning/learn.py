@@ -103,7 +103,7 @@ class Pupil:
         self._mixture = mixture
         self._judge = Judge(mixture, self._course.vector(mixture, self._course.a), held_out, lessons.check_points, team)
         self._last = self._judge.loss_at_end(self._course.vector(mixture, self._course.b))
-        self._rearranging = Rearranging(part) if lessons.permutations == "free" else None
+        self._rearranging = Rearranging(part, team) if lessons.permutations == "free" else None
         self.step = 0
         self.barrier = self._barrier()
         self._base = self._best = self._start
@@ -129,10 +129,13 @@ class Pupil:
             self._rearranging.hear(leaves)
         average(team, self._parameters, n)
         torch.nn.utils.clip_grad_norm_(self._parameters, lessons.clip)
+        for parameter in self._parameters:
+            if parameter.grad is not None:  # a point of the path without a finite loss teaches nothing
+                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
         for group in self._optimizer.param_groups:
             group["lr"] = lessons.rate_at(self.step)
         self._optimizer.step()
-        self._losses.append(total)
+        self._losses.append(team.total(total) / n)
         self.step += 1
 
     def check(self) -> None:
@@ -147,9 +150,8 @@ class Pupil:
                 self._best, self.barrier = elements, found
 
     def learned(self) -> Learned:
-        losses = self._team.total(torch.stack(self._losses)) if self._losses else torch.zeros(0)
-        mean = losses / (self._lessons.accumulate * self._team.size)
-        return Learned(self._best, self.barrier, tuple(self._history), tuple(mean.tolist()))
+        losses = torch.stack(self._losses).tolist() if self._losses else []
+        return Learned(self._best, self.barrier, tuple(self._history), tuple(losses))
 
     def state(self) -> State:
         """Everything a run needs to go on as if it had not stopped; what is random follows from seed and step."""

@@ -24,7 +24,7 @@ class Lessons:
     steps: int = 500
     rate: float = 3e-3
     warmup: float = 0.05  # share of the steps in which the rate rises
-    lambdas: tuple[float, float] = (0.2, 0.8)
+    lambdas: tuple[float, float] = (0.4, 0.6)  # of several ranges the best on text and on digits
     accumulate: int = 1
     clip: float = 1.0  # largest norm of the whole gradient
     check_every: int = 100

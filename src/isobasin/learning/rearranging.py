@@ -12,6 +12,7 @@ from torch import Tensor
 
 from isobasin.arch import Space
 from isobasin.groups import Element, Monomial
+from isobasin.learning.team import Team
 from isobasin.match.assignment import assign as assign_exactly
 from isobasin.match.large_assignment import assign as assign_nearly
 from isobasin.match.overlap import Overlap, overlap
@@ -26,8 +27,8 @@ BOLDNESS = (0.3, 1.0, 3.0)  # η, in units of the ratio of the two sizes
 class Rearranging:
     """The spaces whose units may change places, and the gradient heard since the last check."""
 
-    def __init__(self, part: Symmetry) -> None:
-        self._part = part
+    def __init__(self, part: Symmetry, team: Team) -> None:
+        self._part, self._team = part, team
         self._spaces = {
             name: space
             for name in part.groups
@@ -51,24 +52,31 @@ class Rearranging:
 
     def proposals(self, a: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> Iterator[dict[str, Element]]:
         """Permutations (with signs) of all these spaces together, from the shyest to the boldest."""
+        # Every process must make the same proposals: what it heard is what all of them heard.
+        heard = {name: self._team.total(self._heard[name]) for name in sorted(self._heard)}
         for boldness in BOLDNESS:
             found = {}
             for name in self._spaces:
-                element = self._proposed(name, a, moved, boldness)
+                element = self._proposed(name, a, moved, heard, boldness)
                 if element is not None and not element.is_identity:
                     found[name] = element
             if found:
                 yield found
 
     def _proposed(
-        self, name: str, a: Mapping[str, Tensor], moved: Mapping[str, Tensor], boldness: float
+        self,
+        name: str,
+        a: Mapping[str, Tensor],
+        moved: Mapping[str, Tensor],
+        heard: Mapping[str, Tensor],
+        boldness: float,
     ) -> Element | None:
-        names = [n for n in self._names[name] if n in self._heard]
+        names = [n for n in self._names[name] if n in heard]
         if not names:
             return None
         here, arch = self._part.groups[name].identity(), self._part.arch
         like = overlap(arch, name, a, moved, names, here)
-        gradient = overlap(arch, name, self._heard, moved, names, here)
+        gradient = overlap(arch, name, heard, moved, names, here)
         size = boldness * _size(like) / max(_size(gradient), 1e-30)
         benefit = {
             sign: like.magnitude + sign * like.turning - size * (gradient.magnitude + sign * gradient.turning)

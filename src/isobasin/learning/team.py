@@ -41,7 +41,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Accelerated:
-    """The processes that `accelerate launch` started."""
+    """The processes that `accelerate launch` or `torchrun` started."""
 
     accelerator: Any
 
@@ -59,7 +59,7 @@ class Accelerated:
 
 
 def team_of(device: torch.device) -> Team:
-    """This process alone, or with the others of `accelerate launch`."""
+    """This process alone, or with the others of `accelerate launch` or `torchrun`."""
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return Alone()
     try:

@@ -1,6 +1,6 @@
 """Matchers: frozen choices of how to find the element. Their constructors only store."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -9,8 +9,16 @@ from torch import Tensor
 from isobasin.arch import HeadSpace
 from isobasin.match.assignment import assign_grouped
 from isobasin.match.attention import AttentionMatrices
+from isobasin.match.headcost import cosine_cost, product_cost, singular_cost
 from isobasin.match.heads import HeadDistance, HeadMatch, match_heads, permuted, query_key_cost
 from isobasin.match.linear import Method
+
+_VALUE_COSTS: Mapping[HeadDistance, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "complete": product_cost,
+    "frobenius": product_cost,
+    "singular": singular_cost,
+    "cosine": cosine_cost,
+}
 
 
 class Matcher(Protocol):
@@ -48,7 +56,7 @@ class ActivationMatching:
     stage2: Method = "full"
     head_distance: HeadDistance = "complete"
     agreements: Mapping[str, Tensor] = field(default_factory=dict)
-    pull: float = 1.0
+    pull: float = 0.3
 
     def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:
         if heads.name in self.agreements:
@@ -63,11 +71,9 @@ class ActivationMatching:
         fixed = replace(heads, permutable=False)
         if not heads.permutable:
             return match_heads(a, b, fixed, stage2=self.stage2)
-        plain = replace(heads, rotary=0)
-        by_output = (AttentionMatrices(m.v, m.o, m.v, m.o) for m in (a, b))
-        cost = query_key_cost(a, b, heads, self.head_distance)
-        cost = _relative(cost + query_key_cost(*by_output, plain, self.head_distance))
-        pairs = assign_grouped(cost + self.pull * _relative(1 - agreement), heads.n_kv_heads)
+        value_cost = _VALUE_COSTS[self.head_distance](a.v, a.o, b.v, b.o)
+        cost = query_key_cost(a, b, heads, self.head_distance) + value_cost
+        pairs = assign_grouped(_relative(cost) + self.pull * _relative(1 - agreement), heads.n_kv_heads)
         found = match_heads(a, permuted(b, pairs), fixed, stage2=self.stage2)
         queries = pairs.heads.reshape(heads.n_kv_heads, -1) - pairs.groups[:, None] * heads.group_size
         element = replace(found.element, kv=pairs.groups.cpu(), queries=queries.cpu())

@@ -65,8 +65,9 @@ def match_whole(
 
 def _rough(matcher: Matcher) -> Matcher:
     """Rotations inside heads while the stream still moves: they have a closed form, and the rest can wait."""
-    known = isinstance(matcher, WeightMatching | ActivationMatching)
-    return replace(matcher, stage2="orthogonal") if known else matcher
+    if isinstance(matcher, WeightMatching | ActivationMatching):
+        return replace(matcher, stage2="orthogonal")
+    return matcher
 
 
 def _starts(board: Board) -> list[dict[str, Element]]:

@@ -1,0 +1,159 @@
+"""The matcher `learned`: functions stay, held-out data decide, on our own models and on Hugging Face folders."""
+
+from pathlib import Path
+
+import learning_subjects as subjects
+import path_subjects
+import pytest
+import torch
+
+import isobasin as ib
+from isobasin.errors import IsobasinError, VerificationError
+from isobasin.learning import align_learned as module
+from isobasin.learning.align_learned import LearnedMatching, align_learned
+from isobasin.learning.exercises import split
+from isobasin.learning.learn import learn
+from isobasin.path import evaluate_path
+from isobasin.running import change, outputs, random_inputs
+from isobasin.symmetries import SCOPES
+from isobasin.tasks import open_task
+from isobasin.transform import Transform
+from isobasin.weights import Weights
+
+
+def moved_by(found: ib.Alignment, b: Weights) -> float:
+    inputs = random_inputs(b)
+    return change(outputs(b, inputs), outputs(found.transform.apply(b), inputs))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_scope_learns_and_keeps_the_function(scope: str) -> None:
+    a = subjects.sharp()
+    b = subjects.noisy(subjects.disguised(a, scope))
+    task = subjects.told(subjects.rows_task(80, seed=1), a)
+    found = align_learned(b, to=a, matcher=subjects.matching(scope), task=task)
+    assert found.kept == "learned"
+    assert found.held_out["learned"] < min(found.held_out["start"], found.held_out["naive"])
+    assert found.max_output_change is not None
+    assert found.max_output_change <= 1e-6
+    assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers
+    touched = {name for name in b if not torch.equal(b[name], found.transform.apply(b)[name])}
+    assert any("blocks.0.attn" in name for name in touched)
+    assert any("blocks.1" in name for name in touched) == (scope in ("all-attention", "model"))
+
+
+def test_what_is_reported_is_the_barrier_of_what_is_given() -> None:
+    a = subjects.sharp()
+    b = subjects.noisy(subjects.disguised(a))
+    task, held_out = (subjects.told(subjects.rows_task(n, seed=n), a) for n in (40, 24))
+    matcher = subjects.matching(rate=1e-3, steps=10)
+    found = align_learned(b, to=a, matcher=matcher, task=task, held_out=held_out)
+    measured = evaluate_path(a, found.transform.apply(b), held_out, n_points=5).barrier.height
+    assert 0 < measured < found.held_out["start"]
+    assert measured == pytest.approx(found.held_out["learned"], abs=1e-5)
+    assert measured == pytest.approx(min(height for _, height in found.learning), abs=1e-4), "canonical forms agree"
+    other = evaluate_path(a, found.transform.apply(b), subjects.rows_task(24, seed=9), n_points=5).barrier.height
+    assert abs(other - measured) > 1e-3
+
+
+def test_a_bad_start_is_left_for_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = subjects.sharp()
+    b = subjects.noisy(a, 0.5)
+    worse = Transform(b.arch.family, dict(b.arch.spaces), ib.scramble(b, scope="all-attention", seed=1).elements)
+    task = subjects.told(subjects.rows_task(80, seed=1), a)
+    monkeypatch.setattr(module, "_start", lambda *_: worse)
+    found = align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=0), task=task)
+    assert found.held_out["start"] > found.held_out["naive"]
+    assert found.kept == "naive"
+    assert subjects.same_bits(found.transform.apply(b), b)
+    assert found.distance_after == found.distance_before
+    further = align_learned(b, to=a, matcher=subjects.matching("all-attention"), task=task)
+    assert further.learning[0][1] == pytest.approx(found.held_out["naive"], abs=1e-4), "it begins from the better one"
+    assert further.held_out["learned"] <= found.held_out["naive"]
+
+
+def test_learning_ends_when_the_barrier_is_gone() -> None:
+    a = subjects.sharp()
+    task = subjects.told(subjects.rows_task(40, seed=1), a)
+    seen: list[tuple[int, int, float]] = []
+    found = align_learned(
+        subjects.noisy(subjects.disguised(a)),
+        to=a,
+        matcher=subjects.matching(steps=100, check_every=5),
+        task=task,
+        watch=lambda *said: seen.append(said),
+    )
+    assert found.held_out["learned"] == 0
+    assert seen[-1][0] == found.learning[-1][0] < 100
+    assert seen[-1][2] == 0 < seen[0][2]
+    assert {of for _, of, _ in seen} == {100}
+
+
+def test_a_rate_far_too_high_does_no_harm() -> None:
+    a = subjects.sharp()
+    b = subjects.noisy(subjects.disguised(a, "all-attention"))
+    task = subjects.told(subjects.rows_task(40, seed=1), a)
+    found = align_learned(b, to=a, matcher=subjects.matching("all-attention", rate=1e6, steps=10), task=task)
+    assert found.learning[-1][1] > 2 * found.learning[0][1]
+    assert found.kept == "start"
+    assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers
+
+
+def test_units_in_wrong_places_find_their_own_only_when_free() -> None:
+    a = subjects.sharp()
+    b = subjects.noisy(subjects.disguised(a), 0.1)
+    start = subjects.misplaced(a, b, units=8)
+    right = subjects.misplaced(a, b, units=0)["ff0"].tensors()["index"]
+    tasks = split(subjects.told(subjects.rows_task(80, seed=1), a))
+    wrong = {}
+    for permutations in ("fixed", "free"):
+        lessons = subjects.matching(permutations=permutations, rate=1e-3, steps=10, check_every=5).lessons
+        found = learn(a, b, start, *tasks, lessons=lessons)
+        wrong[permutations] = int((found.elements["ff0"].tensors()["index"] != right).sum())
+    assert wrong == {"fixed": 8, "free": 0}
+
+
+def test_an_element_that_would_change_the_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = subjects.sharp()
+    b = subjects.noisy(subjects.disguised(a, "all-attention"))
+    task = subjects.told(subjects.rows_task(40, seed=1), a)
+    monkeypatch.setattr("isobasin.match.verification.EXACT", 0.0)
+    with pytest.raises(VerificationError, match="would change the outputs of this layer"):
+        align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=10), task=task)
+    assert align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=1), task=task, verify=False)
+
+
+def test_matchers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(IsobasinError, match=r"scope 'half' is unknown, expected one of first-attention"):
+        LearnedMatching(scope="half")
+    with pytest.raises(IsobasinError, match=r"learning has the scope model, its start all-attention"):
+        LearnedMatching(scope="model", start=ib.WeightMatching())
+
+
+FOLDERS = [
+    ("gpt2-lm-tied", "text"),
+    ("llama-gqa", "text"),
+    ("bert-classifier", "labels"),
+    ("vit-classifier", "images"),
+]
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(("case", "kind"), FOLDERS)
+def test_a_hugging_face_folder(case: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = path_subjects.subject(case, kind, tmp_path)
+    a = ib.load(subject.a)
+    disguised = subjects.disguised(a)
+    disguised.save(tmp_path / "disguised")
+    (path_subjects.write_processor if kind == "images" else path_subjects.write_tokenizer)(tmp_path / "disguised")
+    b = ib.load(tmp_path / "disguised")
+    task = subjects.told(open_task(subject.data, [a, b], batch_size=4, seq_len=None if kind == "images" else 6), a)
+    # Weights would find everything here: learning begins from B as it is.
+    monkeypatch.setattr(module, "_start", lambda *_: Transform(b.arch.family, dict(b.arch.spaces)))
+    found = align_learned(b, to=a, matcher=subjects.matching(steps=30, check_every=5), task=task)
+    assert found.held_out["learned"] < found.held_out["naive"]
+    assert found.kept == "learned"
+    assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers
+    found.transform.apply(b).save(tmp_path / "out")
+    inputs = random_inputs(b)
+    assert change(outputs(b, inputs), outputs(ib.load(tmp_path / "out"), inputs)) <= 1e-5 * b.arch.sizes.n_layers

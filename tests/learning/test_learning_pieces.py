@@ -1,0 +1,187 @@
+"""The parts of learning: schedules and orders, data held out, elements with parameters, the judge."""
+
+import math
+from collections.abc import Iterator
+
+import learning_subjects as subjects
+import pytest
+import torch
+
+from isobasin.action import Action
+from isobasin.errors import IsobasinError
+from isobasin.groups import Monomial
+from isobasin.learning.course import Course
+from isobasin.learning.exercises import Exercises, split
+from isobasin.learning.judge import Judge
+from isobasin.learning.lessons import Lessons
+from isobasin.learning.motion import Motion, joined
+from isobasin.path import evaluate_path
+from isobasin.path.mixture import Mixture
+from isobasin.symmetries import symmetry
+from isobasin.tasks import Batch, Task
+
+CPU = torch.device("cpu")
+
+
+def numbered(kind: str, n: int, batch: int = 4) -> Task:
+    """Samples that are their own numbers."""
+
+    def batches() -> Iterator[Batch]:
+        for rows in torch.arange(n).split(batch):
+            yield Batch({"input_ids": rows[:, None]}, rows, 1)
+
+    return Task(kind, "numbers", "memory", n, {}, "numbers", batches)
+
+
+def numbers(task: Task) -> list[int]:
+    return [number for batch in task for number in batch.targets.tolist()]
+
+
+def test_points_fill_the_middle_of_the_path_evenly() -> None:
+    lessons = Lessons(lambdas=(0.2, 0.8))
+    for step in range(20):
+        points = sorted(lessons.points(step, 3, seed=0))
+        assert all(0.2 + 0.2 * k <= lam < 0.4 + 0.2 * k for k, lam in enumerate(points))
+    assert lessons.points(3, 3, seed=0) == lessons.points(3, 3, seed=0) != lessons.points(4, 3, seed=0)
+    assert lessons.points(3, 3, seed=0) != lessons.points(3, 3, seed=1)
+
+
+def test_checks_come_at_intervals_and_at_the_end() -> None:
+    lessons = Lessons(steps=25, check_every=10)
+    assert [step for step in range(25) if lessons.is_check(step)] == [9, 19, 24]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": -1}, "steps is -1, expected 0 or more"),
+        ({"rate": 0.0}, "rate is 0.0, expected more than 0"),
+        ({"lambdas": (0.8, 0.2)}, r"lambdas is \(0.8, 0.2\), expected two points"),
+        ({"accumulate": 0}, "accumulate is 0"),
+        ({"check_points": 2}, "check_points is 2, expected 3 or more"),
+        ({"permutations": "some"}, "permutations is some, expected fixed or free"),
+    ],
+)
+def test_numbers_that_make_no_lesson_are_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(IsobasinError, match=message):
+        Lessons(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_last_windows_of_a_text_are_held_out() -> None:
+    task, held_out = split(numbered("lm", 43))
+    assert numbers(task) == list(range(39))
+    assert numbers(held_out) == [39, 40, 41, 42]
+    assert (task.n_samples, held_out.n_samples) == (39, 4)
+    assert len({task.fingerprint, held_out.fingerprint, "numbers"}) == 3
+
+
+def test_labelled_samples_are_held_out_from_everywhere() -> None:
+    task, held_out = split(numbered("image", 43))
+    assert sorted(numbers(task) + numbers(held_out)) == list(range(43))
+    assert len(numbers(held_out)) == 4
+    assert {number // 11 for number in numbers(held_out)} == {0, 1, 2, 3}
+    assert len(numbers(split(numbered("image", 43), most=2)[1])) == 2
+
+
+def test_too_little_to_hold_out_is_refused() -> None:
+    assert [numbers(part) for part in split(numbered("lm", 2))] == [[0], [1]]
+    with pytest.raises(IsobasinError, match="1 sample is too little to hold some out"):
+        split(numbered("lm", 1))
+
+
+def test_every_batch_comes_once_in_each_round_and_any_step_can_ask_for_its_own() -> None:
+    exercises = Exercises(numbered("lm", 12), 0, CPU)
+    rounds = [[exercises[3 * e + k].targets[0].item() for k in range(3)] for e in range(6)]
+    assert all(sorted(one) == [0, 4, 8] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1
+    again = Exercises(numbered("lm", 12), 0, CPU)
+    assert [again[3 * 5 + k].targets[0].item() for k in range(3)] == rounds[5]
+    with pytest.raises(IsobasinError, match="holds nothing to learn from"):
+        Exercises(numbered("lm", 0), 0, CPU)
+
+
+def test_pictures_are_changed_by_the_number_of_their_batch_alone() -> None:
+    batches = [Batch({"pixel_values": torch.zeros(2, 1, 3, 3)}, torch.zeros(2, dtype=torch.long))]
+    task = Task("image", "zeros", "memory", 2, {}, "zeros", lambda: iter(batches))
+    exercises = Exercises(task, 0, CPU, lambda x, rng: x + torch.rand(x.shape, generator=rng))
+    first, second = (exercises[k].inputs["pixel_values"] for k in (0, 1))
+    assert torch.equal(first, exercises[0].inputs["pixel_values"])
+    assert not torch.equal(first, second)
+    assert float(batches[0].inputs["pixel_values"].abs().sum()) == 0
+
+
+def displaced(scope: str, seed: int = 0) -> Motion:
+    """Parameters away from where they begin."""
+    motion = Motion(symmetry(subjects.sharp().arch).scoped(scope))
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in motion.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
+    return motion
+
+
+@pytest.mark.parametrize("scope", ["model", "all-attention"])
+def test_parameters_stay_in_the_group_and_act_as_their_elements(scope: str) -> None:
+    a = subjects.sharp()
+    motion = displaced(scope)
+    elements, smooth = motion.elements(), motion.smooth()
+    assert elements.keys() == smooth.keys()
+    assert all(motion.part.groups[name].contains(g) for name, g in elements.items())
+    exact, moved = Action(a.arch, elements), Action(a.arch, smooth)
+    far = 0.0
+    for name in a:
+        torch.testing.assert_close(moved.tensor(name, a[name]), exact.tensor(name, a[name]), rtol=1e-4, atol=1e-4)
+        far = max(far, float((exact.tensor(name, a[name]) - a[name]).abs().max()))
+    assert far > 0.05
+
+
+def test_units_take_their_scales_with_them() -> None:
+    a = subjects.sharp()
+    motion = displaced("model")
+    before = {name: t.clone() for name, t in _moved(a, motion, {}).items()}
+    turn = Monomial(torch.arange(24).roll(5), torch.ones(24, dtype=torch.float64))
+    motion.permute({"ff0": turn})
+    after = _moved(a, motion, {"ff0": turn})
+    action = Action(a.arch, {"ff0": turn})
+    changed = 0
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], action.tensor(name, tensor), rtol=1e-5, atol=1e-6)
+        changed += int(not torch.equal(after[name], tensor))
+    assert changed == 3, "gate, up and down"
+
+
+def _moved(a: "subjects.Weights", motion: Motion, base: dict[str, Monomial]) -> dict[str, torch.Tensor]:
+    start = {name: g.identity() for name, g in motion.part.groups.items()}
+    with torch.no_grad():
+        return Course.between(a, a, motion.part, start, CPU).rebased(base).moved(motion.smooth())
+
+
+def test_what_was_learned_comes_after_the_base() -> None:
+    motion = displaced("model")
+    learned = motion.elements()
+    base = {name: g.sample(seed=1) for name, g in motion.part.groups.items()}
+    both = joined(learned, base)
+    x = torch.randn(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = learned["resid"].act(base["resid"].act(x))
+    assert torch.allclose(both["resid"].act(x), expected, atol=1e-12)
+    assert not torch.allclose(base["resid"].act(learned["resid"].act(x)), expected, atol=1e-3)
+
+
+def test_the_judge_measures_what_a_path_does() -> None:
+    a, b = subjects.sharp(0), subjects.sharp(1)
+    task = subjects.told(subjects.rows_task(10, seed=1), a)
+    mixture = Mixture.of(a)
+    judge = Judge(mixture, mixture.buffer.clone(), task, 5)
+    expected = evaluate_path(a, b, task, n_points=5).barrier.height
+    assert judge.barrier(mixture.vector(b)) == pytest.approx(expected, abs=1e-6)
+    assert judge.barrier(mixture.vector(subjects.disguised(a))) != pytest.approx(expected, abs=1e-2)
+    assert judge.barrier(torch.full_like(mixture.buffer, math.nan)) == math.inf
+
+
+def test_data_without_targets_do_not_decide() -> None:
+    a = subjects.sharp()
+    mixture = Mixture.of(a)
+    blank = [Batch({"input_ids": torch.zeros(1, 4, dtype=torch.long)}, torch.full((1, 4), -100))]
+    task = Task("lm", "blank", "memory", 1, {}, "blank", lambda: iter(blank))
+    with pytest.raises(IsobasinError, match="held-out data hold nothing that is scored"):
+        Judge(mixture, mixture.buffer.clone(), task, 5)
