@@ -117,8 +117,8 @@ def test_an_element_that_would_change_the_function_is_refused(monkeypatch: pytes
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a, "all-attention"))
     task = subjects.told(subjects.rows_task(40, seed=1), a)
-    monkeypatch.setattr("isobasin.match.verification.EXACT", 0.0)
-    with pytest.raises(VerificationError, match="would change the outputs of this layer"):
+    monkeypatch.setattr("isobasin.match.blockprobe.EXACT", 0.0)
+    with pytest.raises(VerificationError, match="would change what this layer adds"):
         align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=10), task=task)
     assert align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=1), task=task, verify=False)
 

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from isobasin.checkpoint.sharding import parse_size
 from isobasin.checkpoint.workspace import check_output
+from isobasin.cli.learning import Learning, learned, learning_facts, learning_lines
 from isobasin.cli.measuring import Cost
 from isobasin.cli.moving import Saving, device_named
 from isobasin.cli.printing import note, progress
@@ -21,13 +22,14 @@ from isobasin.match.heads import HEAD_DISTANCES, STAGES
 from isobasin.match.matchers import ActivationMatching, Matcher, WeightMatching
 from isobasin.match.reference import ReferenceMatching
 from isobasin.match.whole import SWEEPS
-from isobasin.moments import reading_roots
+from isobasin.moments import agreements, reading_roots
 from isobasin.running import change, outputs, random_inputs
 from isobasin.symmetries import SCOPES
+from isobasin.tasks import unlabeled
 from isobasin.transform_file import check_free, save_transform
 from isobasin.weights import Weights, load
 
-MATCHERS = ("weights", "activations", "reference")
+MATCHERS = ("weights", "activations", "learned", "reference")
 VERIFY = ("layer", "model", "none")
 TOLERANCE_PER_LAYER = 1e-5
 
@@ -59,10 +61,8 @@ class Choices:
         ):
             if value not in allowed:
                 raise IsobasinError(f"{flag} {value!r} is not available, expected one of {', '.join(allowed)}")
-        if self.scope_used in WHOLE and self.matcher != "weights":
-            raise IsobasinError(
-                f"--matcher {self.matcher} aligns attention only: use --scope all-attention, or --matcher weights"
-            )
+        if self.scope_used in WHOLE and self.matcher == "reference":
+            raise IsobasinError("--matcher reference aligns attention only: use --scope all-attention")
         if self.workers < 1:
             raise IsobasinError(f"--workers {self.workers}: expected 1 or more")
         if self.matcher == "activations" and self.data is None:
@@ -91,9 +91,47 @@ def align_model(b: str, to: str, saving: Saving, choices: Choices, keep: Path | 
                 verify=choices.verify != "none",
                 watch=lambda done, of: step(done),
             )
-        largest = _whole_model(found, moving, choices) if choices.verify == "model" else found.max_output_change
-        _write(found, moving, reference, saving, keep)
+        largest = _finished(found, moving, reference, saving, choices, keep)
     return _facts(found, saving, largest, cost) | ({"transform": str(keep)} if keep else {})
+
+
+def learn_model(
+    b: str, to: str, saving: Saving, choices: Choices, learning: Learning, keep: Path | None
+) -> dict[str, Any]:
+    """The same with the matcher `learned`: the held-out barrier decides, and an interrupted run goes on."""
+    choices.check()
+    learning.check()
+    with Cost() as cost:
+        reference, moving = load(to), load(b)
+        check_comparable(reference, moving)
+        _check_places(saving, keep, reference, moving)
+        start = matcher_of(replace(choices, matcher=learning.start), reference, moving)
+        with learned(
+            moving,
+            reference,
+            learning,
+            start,
+            saving.output,
+            dtype=saving.dtype,
+            device=device_named(saving.device),
+            verify=choices.verify != "none",
+            seed=choices.seed,
+            quiet=saving.quiet,
+        ) as lesson:
+            found, largest = lesson.alignment, lesson.alignment.max_output_change
+            if lesson.writes:
+                largest = _finished(found, moving, reference, saving, choices, keep)
+    facts = _facts(found, saving, largest, cost) | learning_facts(found)
+    return facts | ({"transform": str(keep)} if keep else {})
+
+
+def _finished(
+    found: Alignment, b: Weights, a: Weights, saving: Saving, choices: Choices, keep: Path | None
+) -> float | None:
+    """Run the whole model if asked for, and write; the largest change of outputs that is known."""
+    largest = _whole_model(found, b, choices) if choices.verify == "model" else found.max_output_change
+    _write(found, b, a, saving, keep)
+    return largest
 
 
 def _progress_of(choices: Choices, model: Weights) -> tuple[str, int]:
@@ -118,14 +156,23 @@ def _check_places(saving: Saving, keep: Path | None, a: Weights, b: Weights) -> 
             raise TransformError(f"--save-transform {keep}: lies inside {folder}; choose a place beside it")
 
 
+def check_matcher(choices: Choices) -> None:
+    """Learning needs data of its own and a place to go on from: only `align` has both."""
+    if choices.matcher == "learned":
+        raise IsobasinError("--matcher learned belongs to `isobasin align`: learn there, then go on with what it wrote")
+
+
 def matcher_of(choices: Choices, a: Weights, b: Weights) -> Matcher:
     common: dict[str, Any] = {"scope": choices.scope_used, "stage2": choices.stage2}
     if choices.head_distance:
         common["head_distance"] = choices.head_distance
+    check_matcher(choices)
     if choices.matcher == "reference":
         return ReferenceMatching(**common)
     if choices.matcher == "activations":
         assert choices.data is not None
+        if choices.scope_used in WHOLE:
+            return ActivationMatching(agreements=agreements(a, b, unlabeled(choices.data, a)), **common)
         return ActivationMatching(roots=reading_roots(a, b, choices.data, seed=choices.seed), **common)
     return WeightMatching(**common)
 
@@ -202,6 +249,7 @@ def align_lines(facts: dict[str, Any]) -> list[str]:
     ]
     return [
         *rows,
+        *(learning_lines(facts) if "held_out_barrier" in facts else []),
         f"distance  {facts['distance_before']:.4g} → {facts['distance_after']:.4g} of ‖A‖",
         f"largest change of outputs  {moved}",
         f"{facts['output']}: written in {facts['seconds']:.1f} s, {facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",

@@ -92,7 +92,9 @@ def align(
     scope: Annotated[
         str | None, typer.Option(help="all-attention (default), first-attention, first-block or model.")
     ] = None,
-    matcher: Annotated[str, typer.Option(help="weights, activations (with --data) or reference.")] = "weights",
+    matcher: Annotated[
+        str, typer.Option(help="weights, activations or learned (with --data), or reference.")
+    ] = "weights",
     stage2: Annotated[str, typer.Option(help="Inside each head: none, orthogonal or full.")] = "full",
     head_distance: Annotated[
         str | None, typer.Option(help="Which head is which: complete, frobenius, singular or cosine.")
@@ -101,6 +103,20 @@ def align(
     verify: Annotated[str, typer.Option(help="layer, model (runs it whole) or none.")] = "layer",
     save_transform: Annotated[Path | None, typer.Option(help="Also save the transform that was found.")] = None,
     workers: Annotated[int, typer.Option(help="Processes to share the layers.")] = 1,
+    held_out: Annotated[
+        Path | None, typer.Option(help="learned: data that decide what is kept; by default a tenth of --data.")
+    ] = None,
+    start: Annotated[str, typer.Option(help="learned: where to start, weights or activations.")] = "weights",
+    steps: Annotated[int, typer.Option(help="learned: steps of descent.")] = 500,
+    rate: Annotated[float, typer.Option(help="learned: largest learning rate.")] = 3e-3,
+    permutations: Annotated[
+        str, typer.Option(help="learned: units stay matched (fixed), or may change (free).")
+    ] = "fixed",
+    task: Annotated[str, typer.Option(help="learned: auto, lm, mlm, text or image.")] = "auto",
+    tokenizer: Annotated[str | None, typer.Option(help="learned: a folder with a tokenizer; by default A's.")] = None,
+    max_samples: Annotated[int | None, typer.Option(help="learned: use at most this many samples.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="learned: samples a step.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="learned: tokens a window of text.")] = None,
     seed: Seed = 0,
     dtype: Dtype = "auto",
     max_shard_size: Shard = "5GB",
@@ -111,12 +127,29 @@ def align(
     json: Json = False,
 ) -> None:
     """Move B next to A without changing what it computes, in A's own gauge."""
-    from isobasin.cli.aligning import Choices, align_lines, align_model
+    from isobasin.cli.aligning import Choices, align_lines, align_model, learn_model
+    from isobasin.cli.learning import Learning
     from isobasin.cli.moving import Saving
 
     saving = Saving(output, dtype, max_shard_size, force, "cuda" if cuda else device, quiet or json)
     choices = Choices(scope, matcher, stage2, head_distance, data, verify, workers, seed)
-    facts = align_model(b, to, saving, choices, save_transform)
+    if matcher == "learned":
+        learning = Learning(
+            data,
+            held_out,
+            start,
+            steps,
+            rate,
+            permutations=permutations,
+            task=task,
+            tokenizer=tokenizer,
+            max_samples=max_samples,
+            batch_size=batch_size,
+            seq_len=seq_len,
+        )
+        facts = learn_model(b, to, saving, choices, learning, save_transform)
+    else:
+        facts = align_model(b, to, saving, choices, save_transform)
     emit(facts, align_lines(facts), json)
 
 

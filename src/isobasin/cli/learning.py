@@ -15,7 +15,7 @@ from isobasin.errors import IsobasinError
 from isobasin.learning.align_learned import LearnedAlignment, LearnedMatching, align_learned
 from isobasin.learning.exercises import split
 from isobasin.learning.learn import SECTION, Watch
-from isobasin.learning.lessons import PERMUTATIONS, Lessons, Permutations
+from isobasin.learning.lessons import PERMUTATIONS, Lessons
 from isobasin.learning.record import FileRecord
 from isobasin.learning.team import Team, team_of
 from isobasin.match.matchers import Matcher
@@ -37,7 +37,7 @@ class Learning:
     rate: float = 3e-3
     accumulate: int = 1
     check_every: int = 50
-    permutations: Permutations = "fixed"
+    permutations: str = "fixed"
     bfloat16: bool = False
     task: str = "auto"
     tokenizer: str | None = None
@@ -66,17 +66,17 @@ class Learning:
             rate=self.rate,
             accumulate=self.accumulate,
             check_every=self.check_every,
-            permutations=self.permutations,
+            permutations="free" if self.permutations == "free" else "fixed",
             autocast=torch.bfloat16 if self.bfloat16 else None,
         )
 
     def tasks(self, models: list[Weights], seed: int) -> tuple[Task, Task]:
         """What is learned from, and what decides."""
         assert self.data is not None
-        task = self._open(self.data, models, seed)
-        return split(task) if self.held_out is None else (task, self._open(self.held_out, models, seed))
+        task = self._open(self.data, models, seed, "train")
+        return split(task) if self.held_out is None else (task, self._open(self.held_out, models, seed, "test"))
 
-    def _open(self, data: Path, models: list[Weights], seed: int) -> Task:
+    def _open(self, data: Path, models: list[Weights], seed: int, part: str) -> Task:
         return open_task(
             data,
             models,
@@ -86,6 +86,7 @@ class Learning:
             batch_size=self.batch_size,
             seq_len=self.seq_len,
             seed=seed,
+            split=part,
         )
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from isobasin.cli.aligning import Choices, matcher_of
+from isobasin.cli.aligning import Choices, check_matcher, matcher_of
 from isobasin.cli.moving import device_named
 from isobasin.cli.printing import note, progress
 from isobasin.errors import IsobasinError
@@ -77,6 +77,7 @@ def path_facts(
     measuring.check(choices is not None)
     if choices:
         choices.check()
+        check_matcher(choices)
     began = time.perf_counter()
     models = dict(zip("ABC", map(load, sources)))
     for other in list(models.values())[1:]:

@@ -8,7 +8,6 @@ import torch
 
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element
-from isobasin.learning.attention_scope import verified_attention
 from isobasin.learning.exercises import Augment, split
 from isobasin.learning.judge import Judge
 from isobasin.learning.learn import Learned, Watch, learn
@@ -16,7 +15,7 @@ from isobasin.learning.lessons import Lessons
 from isobasin.learning.record import Record, Unrecorded, packed_transform, unpacked_transform
 from isobasin.learning.team import Alone, Team
 from isobasin.match.align import align
-from isobasin.match.align_whole import WHOLE, judged
+from isobasin.match.align_whole import judged
 from isobasin.match.alignment import Alignment
 from isobasin.match.comparable import check_comparable
 from isobasin.match.matchers import Matcher, WeightMatching
@@ -120,10 +119,7 @@ def align_learned(
     options.append(scale.weigh("learned", scale.dressed(learned.elements)))
     best = min(options, key=lambda o: o.barrier)  # of equals the first: what moves B least
     dtypes = replace(b, exact=False).output_dtypes(dtype)
-    whole = matcher.scope in WHOLE
-    found = judged(to, b, part, best.transform, None, dtypes, device=device, verify=verify and whole, closer=False)
-    if verify and not whole:
-        found = verified_attention(found, b, part, dtypes, device)
+    found = judged(to, b, part, best.transform, None, dtypes, device=device, verify=verify, closer=False)
     return _told(found, {o.name: o.barrier for o in options}, best.name, learned)
 
 

@@ -117,9 +117,8 @@ def _verified(
 ) -> dict[int, float]:
     """How far each layer's contribution moves as stored; an error if the alignment itself would move one."""
     probe = BlockProbe.of(b, transform, device)
-    layers = range(b.arch.sizes.n_layers) if STREAM in part.groups else range(1)
     changes = {}
-    for layer in layers:
+    for layer in (i for i in range(b.arch.sizes.n_layers) if f"heads{i}" in part.groups):
         if transform.elements or transform.gauge:
             probe.require_unchanged(layer)
         changes[layer] = probe.change(layer, _Stored(moved, dtypes))

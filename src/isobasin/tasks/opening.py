@@ -26,14 +26,15 @@ def open_task(
     batch_size: int | None = None,
     seq_len: int | None = None,
     seed: int = 0,
+    split: str = "test",
 ) -> Task:
     """What these models can be measured on, from a file, a folder, or a hub id where `datasets` is installed.
 
     The models' heads say what is measured: language modelling and masked language modelling take text, or a file of
     token ids (`.npy`; `.bin` of uint16), as it is; text classifiers a table (CSV, JSONL, parquet); image classifiers
-    MNIST's or CIFAR's files or a folder per class, the test split. Without `max_samples` all of it is used, of text
-    its first 2²⁴ characters; with it the first windows of text, or a random part of labelled samples in their order.
-    A window has `seq_len` tokens: 256 unless the model takes less.
+    MNIST's or CIFAR's files or a folder per class. Of data that come in splits, `split` is used. Without `max_samples`
+    all of it is used, of text its first 2²⁴ characters; with it the first windows of text, or a random part of labelled
+    samples in their order. A window has `seq_len` tokens: 256 unless the model takes less.
 
     >>> open_task("tinyshakespeare/input.txt", [a, b], max_samples=100)  # doctest: +SKIP
     """
@@ -41,7 +42,7 @@ def open_task(
     found = task_kind(models, kind)
     if not is_hub_id(place):
         check_exists(place)
-    request = Request(place, tuple(models), tokenizer, max_samples, batch_size, seq_len, seed).checked()
+    request = Request(place, tuple(models), tokenizer, max_samples, batch_size, seq_len, seed, split).checked()
     try:
         prepared = _TASKS[found](request)
     except OSError as error:  # a folder that may not be listed, a disk that fails

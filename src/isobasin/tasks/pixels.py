@@ -33,7 +33,7 @@ def image_task(request: Request) -> Prepared:
     """A class for each picture, decoded when its batch is asked for."""
     if request.data.suffix == ".npy":
         raise DataError(request.data, "an array has no labels: give MNIST's or CIFAR's files, or a folder per class")
-    images = read_images(request.data)
+    images = read_images(request.data, request.split)
     count = same(request.models, "classes", n_classes)
     targets = int64(images.targets(count, label_names(request.models), request.data))
     reader = open_reader(request.models, request.data)

@@ -23,12 +23,15 @@ class Request:
     batch_size: int | None = None
     seq_len: int | None = None
     seed: int = 0
+    split: str = "test"
 
     def checked(self) -> "Request":
         for name, flag in _FLAGS.items():
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise IsobasinError(f"{flag} {value}: expected a whole number of at least 1")
+        if self.split not in ("test", "train"):
+            raise IsobasinError(f"split {self.split!r} is unknown, expected test or train")
         if not 0 <= self.seed < 2**63:
             raise IsobasinError(f"--seed {self.seed}: expected a whole number from 0 to 2^63 − 1")
         return self
@@ -36,4 +39,4 @@ class Request:
     def settings(self, kind: str) -> dict[str, Any]:
         """What every task writes down of it."""
         size = self.batch_size or _BATCH[kind]
-        return {"batch_size": size, "max_samples": self.max_samples, "seed": self.seed}
+        return {"batch_size": size, "max_samples": self.max_samples, "seed": self.seed, "split": self.split}

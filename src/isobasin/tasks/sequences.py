@@ -21,7 +21,7 @@ def text_task(request: Request) -> Prepared:
     if request.data.exists() and not is_table(request.data):
         raise DataError(request.data, "no labels: a text classifier needs a table, CSV, JSONL or parquet")
     model, coder = request.models[0], needed(open_coder(request.models, request.tokenizer), request.models)
-    table, count = read_table(request.data), same(request.models, "classes", n_classes)
+    table, count = read_table(request.data, split=request.split), same(request.models, "classes", n_classes)
     numbers = class_numbers(table.labels, count, label_names(request.models), request.data)
     rows = chosen(len(table), request.max_samples, request.seed)
     texts, targets = [table.texts[i] for i in rows], int64(numbers)[rows]
