@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from isobasin.action import Action
 from isobasin.groups import Heads, HeadsElement
 from isobasin.match.alignment import Alignment
 from isobasin.match.blockprobe import BlockProbe
@@ -34,7 +36,19 @@ def align_whole(
     """Match by sweeps, verify layer by layer, and keep B as it is if nothing came closer."""
     part = symmetry(b.arch).scoped(matcher.scope)
     found = match_whole(a, b, matcher, device=device, watch=(lambda done, _: watch(done, done)) if watch else None)
-    return judged(a, b, part, found.transform, found.descent, dtypes, device=device, verify=verify)
+    candidates = [
+        judged(a, b, part, transform, found.descent, dtypes, device=device, verify=verify)
+        for transform in _candidates(found.transform, b)
+    ]
+    return min(candidates, key=lambda c: c.distance_after)
+
+
+def _candidates(transform: Transform, b: Weights) -> Iterator[Transform]:
+    """With A's gains and free values, and without: behind a gain of A close to zero B's weights grow large. A rotated
+    stream has no choice, as its gains were folded."""
+    yield transform
+    if transform.gauge and not Action(b.arch, transform.elements).rotates(STREAM):
+        yield replace(transform, gauge={})
 
 
 def judged(
