@@ -56,7 +56,7 @@ class Sums:
         flat, targets = logits.float().flatten(0, -2), batch.targets.to(logits.device).flatten()
         losses = F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="none")
         scored = targets != IGNORED
-        hits = (flat.argmax(-1) == targets).float().masked_fill(losses.isnan(), math.nan)
+        hits = (flat.max(-1).indices == targets).float().masked_fill(losses.isnan(), math.nan)
         loss, correct = (float(x[scored].cpu().double().sum()) for x in (losses, hits))
         return cls(loss, correct, int(scored.sum()), batch.n_bytes)
 
