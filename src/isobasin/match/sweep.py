@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isobasin.action import Action
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.groups import Element, HeadsElement
+from isobasin.groups import Element
 from isobasin.match.activations_whole import Agreement
 from isobasin.match.attention import attention_matrices
 from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks
@@ -168,7 +168,3 @@ def _square(a: Tensors, action: Action, b: Tensors) -> float:
 
 def _doubled(tensors: Tensors) -> dict[str, Tensor]:
     return {name: t.to(torch.float64) for name, t in tensors.items()}
-
-
-def head_elements(elements: Elements) -> dict[str, HeadsElement]:
-    return {name: g for name, g in elements.items() if isinstance(g, HeadsElement)}
