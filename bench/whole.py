@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,8 @@ def cifar10(folder: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig
     )
     data = Data(
         x, y, flips_and_crops,
-        task("image", "pixel_values", x, y, 250), task("image", "pixel_values", tx[:2000], ty[:2000], 1000),
+        task("image", "pixel_values", x, y, arguments.lesson_batch or 250),
+        task("image", "pixel_values", tx[:2000], ty[:2000], 1000),
         task("image", "pixel_values", tx[2000:], ty[2000:], 1000),
     )  # fmt: skip
     return config, data, Recipe(epochs=arguments.epochs, batch_size=256, peak_lr=1e-3, weight_decay=0.05)
@@ -124,7 +126,7 @@ def enwik8(file: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig, D
         raw[:-1_000_000],
         None,
         None,
-        rows(10_000_000, 40_000, 32),
+        rows(10_000_000, 40_000, arguments.lesson_batch or 32),
         rows(len(raw) - 1_000_000, 256, 64),
         rows(len(raw) - 800_000, 1024, 64),
     )
@@ -147,22 +149,28 @@ def compare(a: Any, b: Any, data: Data, arguments: argparse.Namespace, device: t
     found = match_whole(a, b, ib.WeightMatching(scope="model"), device=torch.device("cpu"))
     row["weights_s"], row["sweeps"] = time.perf_counter() - start, len(found.descent.history)
     row["weights"] = measured(a, found.transform.apply(b), data, device, arguments.points)
-    for rate in arguments.rates:
+    for attempt in arguments.tries:
         start = time.perf_counter()
+        settings = dict(pair.split("=") for pair in attempt.split(","))
         lessons = Lessons(
-            steps=arguments.learn, rate=rate, check_every=max(1, arguments.learn // 5),
+            steps=(steps := int(settings.get("steps", 1000))), rate=float(settings.get("rate", 3e-3)),
+            check_every=int(settings.get("check", max(1, steps // 5))), accumulate=int(settings.get("accumulate", 1)),
+            permutations=settings.get("permutations", "fixed"),
             autocast=torch.bfloat16 if device.type == "cuda" else None,
         )  # fmt: skip
         learned = learn(
             a, b, found.elements, data.lessons, data.held, lessons=lessons, device=device, augment=data.augment
         )
         seconds = time.perf_counter() - start
-        moved = dressed(a, b, symmetry(b.arch), learned.elements, torch.device("cpu")).apply(b)
-        key = f"learned@{rate:g}"
+        dress = dressed(a, b, symmetry(b.arch), learned.elements, torch.device("cpu"))
+        # The very elements: `dressed` alone would scale units to A's, which is nearer and not what was learned.
+        moved = replace(dress, elements=dict(learned.elements)).apply(b)
+        key = f"learned({attempt})"
         row[key] = measured(a, moved, data, device, arguments.points) | {
             "seconds": seconds, "held_out": list(learned.history),
         }  # fmt: skip
-        print(f"    {key}: {row[key]['barrier']:.4f} ({seconds:.0f} s) held out {learned.history}", flush=True)
+        held = " ".join(f"{step}:{height:.3f}" for step, height in learned.history)
+        print(f"    {key}: {row[key]['barrier']:.4f} ({seconds:.0f} s) held out {held}", flush=True)
     return row
 
 
@@ -177,8 +185,8 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=20_000)
     parser.add_argument("--epochs", type=float, default=45)
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--learn", type=int, default=1000)
-    parser.add_argument("--rates", type=float, nargs="+", default=[3e-3])
+    parser.add_argument("--tries", nargs="*", default=["steps=1000"], help="learned: steps=…,rate=…,permutations=…")
+    parser.add_argument("--lesson-batch", type=int, default=None, help="samples a batch of learning")
     parser.add_argument("--points", type=int, default=25)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, default=None)

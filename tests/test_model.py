@@ -346,8 +346,8 @@ def test_patches_are_a_convolution():
 
 
 def test_sinusoidal_table_is_frozen_and_in_the_checkpoint():
-    model = Transformer(ModelConfig.preset("vit", **IMAGES))
-    table = model.state_dict()["embed.positions.weight"].double()
+    model = Transformer(ModelConfig.preset("vit", **IMAGES | {"position_scale": 0.5}))
+    table = 2 * model.state_dict()["embed.positions.weight"].double()
     assert gap(table[:, 2], torch.sin(torch.arange(9) * 10000 ** (-2 / 12)).double()) < 1e-6
     assert gap(table[:, 3], torch.cos(torch.arange(9) * 10000 ** (-2 / 12)).double()) < 1e-6
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]

@@ -13,7 +13,7 @@ _KEYS = {
     *("model_type", "architectures", "dtype", "torch_dtype", "isobasin_version", "transformers_version"),
     *("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff", "d_vocab", "n_classes", "n_positions"),
     *("image_size", "patch_size", "n_channels", "positions", "norm", "post_norm", "feed_forward", "causal", "bias"),
-    *("tied", "rope_theta", "rotary_dims", "rotary_layout", "norm_eps"),
+    *("tied", "position_scale", "rope_theta", "rotary_dims", "rotary_layout", "norm_eps"),
 }
 
 

@@ -81,7 +81,7 @@ class HeadsElement(Element):
         n_kv, group = self.queries.shape
         return Face(
             (self.kv[:, None] * group + self.queries).flatten(),
-            factor.take(torch.arange(n_kv).repeat_interleave(group)),
+            factor.take(torch.arange(n_kv, device=self.kv.device).repeat_interleave(group)),
         )
 
     @property

@@ -63,6 +63,8 @@ class LearnedAlignment(Alignment):
     held_out: Mapping[Kept, float] = field(default_factory=dict)
     kept: Kept = "naive"
     learning: tuple[tuple[int, float], ...] = ()
+    learned_from: str = ""
+    decided_by: str = ""
     losses: tuple[float, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -120,11 +122,14 @@ def align_learned(
     best = min(options, key=lambda o: o.barrier)  # of equals the first: what moves B least
     dtypes = replace(b, exact=False).output_dtypes(dtype)
     found = judged(to, b, part, best.transform, None, dtypes, device=device, verify=verify, closer=False)
-    return _told(found, {o.name: o.barrier for o in options}, best.name, learned)
+    sources = {"learned_from": task.source, "decided_by": held_out.source}
+    return _told(found, {o.name: o.barrier for o in options}, best.name, learned, sources)
 
 
-def _told(found: Alignment, barriers: Mapping[Kept, float], kept: Kept, learned: Learned) -> LearnedAlignment:
-    facts = vars(found) | {"history": tuple(height for _, height in learned.history)}
+def _told(
+    found: Alignment, barriers: Mapping[Kept, float], kept: Kept, learned: Learned, sources: Mapping[str, str]
+) -> LearnedAlignment:
+    facts = vars(found) | {"history": tuple(height for _, height in learned.history), **sources}
     return LearnedAlignment(**facts, held_out=barriers, kept=kept, learning=learned.history, losses=learned.losses)
 
 

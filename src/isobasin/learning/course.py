@@ -63,7 +63,7 @@ class Course:
         return {name: action.tensor(name, tensor) for name, tensor in self.b.items()}
 
     def loss(
-        self, moved: Mapping[str, Tensor], lam: float, batch: Batch, autocast: torch.dtype | None = None
+        self, moved: Mapping[str, Tensor], lam: float | Tensor, batch: Batch, autocast: torch.dtype | None = None
     ) -> Tensor:
         """Mean loss of a batch at (1−λ)·A + λ·moved."""
         mixed = {self.places[name]: torch.lerp(start, moved[name], lam) for name, start in self.a.items()}
@@ -95,4 +95,5 @@ def _prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+    """Nothing is kept of casts: every tensor is new at every step, and a recorded step may not keep any."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)

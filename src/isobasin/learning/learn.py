@@ -17,7 +17,8 @@ from isobasin.learning.lessons import Lessons
 from isobasin.learning.motion import Motion, joined
 from isobasin.learning.rearranging import Rearranging
 from isobasin.learning.record import Record, State, Unrecorded, packed, unpacked
-from isobasin.learning.team import Alone, Team, average
+from isobasin.learning.step import step_of
+from isobasin.learning.team import Alone, Team
 from isobasin.path.mixture import Mixture
 from isobasin.symmetries import Symmetry, symmetry
 from isobasin.tasks import Task
@@ -97,13 +98,12 @@ class Pupil:
         self._part, self._lessons, self._seed, self._team, self._start = part, lessons, seed, team, dict(start)
         self._course = Course.between(a, b, part, start, device)
         self._motion = Motion(part).to(device)
-        self._parameters = list(self._motion.parameters())
-        self._optimizer = torch.optim.Adam(self._parameters, lr=lessons.rate, betas=(0.9, 0.95))
         mixture = Mixture.of(self._course.like, device)
         self._mixture = mixture
         self._judge = Judge(mixture, self._course.vector(mixture, self._course.a), held_out, lessons.check_points, team)
         self._last = self._judge.loss_at_end(self._course.vector(mixture, self._course.b))
         self._rearranging = Rearranging(part, team) if lessons.permutations == "free" else None
+        self._down = step_of(self._course, self._motion, lessons, team, self._rearranging)
         self.step = 0
         self.barrier = self._barrier()
         self._base = self._best = self._start
@@ -112,29 +112,11 @@ class Pupil:
 
     def take_step(self, exercises: Exercises) -> None:
         """One step of Adam on the mean loss of this step's batches, this process's share of them and the others'."""
-        n, team, lessons = self._lessons.accumulate * self._team.size, self._team, self._lessons
-        points = lessons.points(self.step, n, self._seed)
-        moved = self._course.moved(self._motion.smooth())
-        # The path is run on copies, and what they gather goes through the group once, however many batches there are.
-        leaves = {name: t.detach().requires_grad_(t.requires_grad) for name, t in moved.items()}
-        total = torch.zeros((), device=self._course.device)
-        for k in range(team.rank, n, team.size):
-            loss = self._course.loss(leaves, points[k], exercises[self.step * n + k], lessons.autocast)
-            loss.backward()
-            total += loss.detach()
-        self._optimizer.zero_grad(set_to_none=True)
-        felt = [name for name, leaf in leaves.items() if leaf.grad is not None]
-        torch.autograd.backward([moved[name] for name in felt], [leaves[name].grad for name in felt])
-        if self._rearranging:
-            self._rearranging.hear(leaves)
-        average(team, self._parameters, n)
-        torch.nn.utils.clip_grad_norm_(self._parameters, lessons.clip)
-        for parameter in self._parameters:
-            if parameter.grad is not None:  # a point of the path without a finite loss teaches nothing
-                parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lessons.rate_at(self.step)
-        self._optimizer.step()
+        n, team = self._lessons.accumulate * self._team.size, self._team
+        mine = range(team.rank, n, team.size)
+        points = self._lessons.points(self.step, n, self._seed)
+        batches = [exercises[self.step * n + k] for k in mine]
+        total = self._down([points[k] for k in mine], batches, self._lessons.rate_at(self.step))
         self._losses.append(team.total(total) / n)
         self.step += 1
 
@@ -158,7 +140,7 @@ class Pupil:
         return {
             "step": self.step,
             "motion": self._motion.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._down.optimizer.state_dict(),
             "start": packed(self._start),
             "base": packed(self._base),
             "best": packed(self._best),
@@ -170,14 +152,14 @@ class Pupil:
     def recall(self, state: State) -> None:
         self.step, self.barrier = state["step"], state["barrier"]
         self._motion.load_state_dict(state["motion"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._down.optimizer.load_state_dict(state["optimizer"])
         self._best = unpacked(state["best"], self._part)
         self._history = [(int(step), float(found)) for step, found in state["history"]]
         self._losses = list(state["losses"].to(self._course.device))
         base = unpacked(state["base"], self._part)
         moves = {name: g @ self._base[name].inverse() for name, g in base.items()}
         if self._rearranging:
-            self._course, self._base = self._course.rebased(self._rearranging.only(moves)), base
+            self._rebase(self._rearranging.only(moves), base)
 
     def _barrier(self, course: Course | None = None) -> float:
         course = course or self._course
@@ -200,7 +182,10 @@ class Pupil:
             self._motion.permute({name: g.inverse() for name, g in proposal.items()})
         if best:
             self._motion.permute(best)
-            self._course = self._course.rebased(best)
-            self._base = {name: best[name] @ g if name in best else g for name, g in self._base.items()}
+            self._rebase(best, {name: best[name] @ g if name in best else g for name, g in self._base.items()})
         self._rearranging.forget()
         return found
+
+    def _rebase(self, moves: Mapping[str, Element], base: Mapping[str, Element]) -> None:
+        self._course, self._base = self._course.rebased(moves), dict(base)
+        self._down.go_on_from(self._course)

@@ -54,6 +54,10 @@ class Motion(nn.Module):
             if isinstance(group, Heads):
                 self._factors[f"{name}:qk"] = _factor(group.qk, group.n_kv)
                 self._factors[f"{name}:vo"] = _factor(group.vo, group.n_kv)
+                # On the device from the start: a step that is recorded once can not fetch them.
+                still = group.identity()
+                self.register_buffer(f"{name}:kv", still.kv, persistent=False)
+                self.register_buffer(f"{name}:queries", still.queries, persistent=False)
             elif isinstance(space, Space) and space.kind in ROTATED:
                 self._factors[name] = _Rotation(space.size, fixes_ones=isinstance(group, OrthogonalFixingOnes))
             elif isinstance(space, Space) and space.kind in ("positive", "scaled"):
@@ -65,7 +69,7 @@ class Motion(nn.Module):
         found: dict[str, Element] = {}
         for name, group in self.part.groups.items():
             if isinstance(group, Heads):
-                kv, queries = torch.arange(group.n_kv), torch.arange(group.group_size).expand(group.n_kv, -1)
+                kv, queries = self.get_buffer(f"{name}:kv"), self.get_buffer(f"{name}:queries")
                 qk, vo = (self._factors[f"{name}:{side}"].smooth() for side in ("qk", "vo"))
                 found[name] = HeadsElement(kv, queries, qk, vo)
             elif name in self._factors:
@@ -95,7 +99,7 @@ class Motion(nn.Module):
 
 
 class _Rotation(Factor):
-    """R = (I − S)⁻¹ (I + S), S skew; with `fixes_ones` inside the orthogonal complement of the all-ones vector."""
+    """R = (I − S)⁻¹ (I + S) = 2 (I − S)⁻¹ − I, S skew; with `fixes_ones` in the complement of the all-ones vector."""
 
     frame: Tensor | None
 
@@ -115,7 +119,7 @@ class _Rotation(Factor):
     def _value(self, x: Tensor) -> Tensor:
         skew = x - x.mT
         eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
-        small = torch.linalg.solve(eye - skew, eye + skew)
+        small = 2 * _inverse(eye - skew) - eye
         if self.frame is None:
             return small
         frame = self.frame.to(x)
@@ -132,7 +136,7 @@ class _Linear(Factor):
 
     def smooth(self) -> Element:
         value = self._value(self.x)
-        return SmoothMatrix(value, torch.linalg.inv(value).mT)
+        return SmoothMatrix(value, _inverse(value).mT)
 
     def element(self) -> Element:
         return Matrix(self._value(self.x.double()).cpu())
@@ -184,6 +188,11 @@ class _Parts(Factor):
 
     def element(self) -> Element:
         return Blocks(tuple(part.element() for part in self._parts))
+
+
+def _inverse(x: Tensor) -> Tensor:
+    """Without asking the device whether x is singular: a step may not wait. A loss that is not finite tells."""
+    return torch.linalg.inv_ex(x).inverse
 
 
 def _factor(group: Group, heads: int) -> Factor:

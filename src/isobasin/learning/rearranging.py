@@ -45,10 +45,12 @@ class Rearranging:
         for name in {n for names in self._names.values() for n in names}:
             gradient = leaves[name].grad
             if gradient is not None:
-                self._heard[name] = self._heard[name] + gradient if name in self._heard else gradient
+                # In place: a recorded step adds to the same memory at every replay.
+                self._heard.setdefault(name, torch.zeros_like(gradient)).add_(gradient)
 
     def forget(self) -> None:
-        self._heard = {}
+        for heard in self._heard.values():
+            heard.zero_()
 
     def proposals(self, a: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> Iterator[dict[str, Element]]:
         """Permutations (with signs) of all these spaces together, from the shyest to the boldest."""

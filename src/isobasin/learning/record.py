@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from isobasin.errors import IsobasinError
+from isobasin.files import write_whole
 from isobasin.groups import Element
 from isobasin.symmetries import Symmetry
 from isobasin.transform import Transform, Value
@@ -63,17 +62,8 @@ class FileRecord:
         self._sections = self._sections | {section: state}
         if not self._writes:
             return
-        aside = self.path.with_name(f"{self.path.name}-tmp-{os.getpid()}")
-        try:
-            with aside.open("wb") as stream:
-                torch.save({"question": self._question, "sections": self._sections}, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            aside.replace(self.path)
-        except OSError as error:
-            raise IsobasinError(f"{self.path} can not be written ({error.strerror}): choose another place") from error
-        finally:
-            aside.unlink(missing_ok=True)
+        whole = {"question": self._question, "sections": self._sections}
+        write_whole(self.path, lambda stream: torch.save(whole, stream))
 
     def close(self) -> None:
         """The result is written: the state is no longer needed."""

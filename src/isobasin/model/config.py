@@ -50,6 +50,7 @@ class ModelConfig:
     causal: bool = False
     bias: bool = True  # of q, k, v, o, feed-forward, patches, LayerNorm and the classifier head
     tied: bool = False
+    position_scale: float = 1.0  # of the sinusoidal table when it is drawn; later the weights alone say it
     rope_theta: float = 10000.0
     rotary_layout: str = "half"  # half, interleaved
     norm_eps: float = 1e-5

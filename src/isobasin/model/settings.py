@@ -16,7 +16,7 @@ _IMAGE = ("image_size", "patch_size", "n_channels")
 _COUNTS = ("d_model", "n_layers", "n_heads", "d_ff")
 _OPTIONAL_COUNTS = ("n_kv_heads", "d_head", "n_positions", "rotary_dims", "d_vocab", *_IMAGE, "n_classes")
 _FLAGS = ("post_norm", "causal", "bias", "tied")
-_POSITIVE_NUMBERS = ("rope_theta", "norm_eps")
+_POSITIVE_NUMBERS = ("position_scale", "rope_theta", "norm_eps")
 
 
 def checked_settings(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _initialise(model: Transformer, seed: int) -> None:
         if name.endswith(("attn.o.weight", "mlp.down.weight")):
             value = _normal(parameter, generator) / (2 * config.n_layers) ** 0.5
         elif name == "embed.positions.weight" and config.positions == "sinusoidal":
-            value = sinusoidal_table(config.n_positions, config.d_model)
+            value = config.position_scale * sinusoidal_table(config.n_positions, config.d_model)
         elif parameter.ndim == 2:
             value = _normal(parameter, generator)
         else:
