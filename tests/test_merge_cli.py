@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import tiny
 from isobasin.cli import run
+from isobasin.cli.merging import merge_lines
 from isobasin.errors import IsobasinError
 from isobasin.merging import read_recipe
 from isobasin.merging.document import parse_recipe
@@ -57,7 +59,7 @@ def test_aligned_by_default(folders: Path, tmp_path: Path, capsys: pytest.Captur
     facts = said(["merge", *pair, "-o", str(tmp_path / "out")], capsys)
     assert facts["aligned"] is True
     assert (facts["method"], facts["dtype"], facts["rounds"]) == ("linear", "float32", 1)
-    assert (facts["scope"], facts["matcher"], facts["to"]) == ("all-attention", "weights", 0)
+    assert (facts["scope"], facts["matcher"], facts["to"]) == ("model", "weights", 0)
     assert [row["model"] for row in facts["distances"]] == pair
     assert facts["distances"][1]["after"] < 1e-5 < 0.1 < facts["distances"][1]["before"]
     assert facts["seconds"] > 0
@@ -115,6 +117,23 @@ def test_a_plain_merge_imports_no_more_than_it_needs(folders: Path, tmp_path: Pa
         assert done.stderr.strip() == expected
 
 
+@pytest.mark.hf
+def test_models_that_were_learned_together(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = tmp_path / "ids.npy"
+    np.save(ids, np.random.default_rng(0).integers(0, tiny.VOCABULARY, (20, 7)))
+    words = ["merge", *(str(folders / name) for name in ("m0", "m1", "m2")), "--matcher", "learned"]
+    words += ["--scope", "all-attention"]
+    facts = said([*words, "--data", str(ids), "--steps", "2", "-o", str(tmp_path / "out")], capsys)
+    assert (facts["matcher"], facts["scope"], facts["to"]) == ("learned", "all-attention", 0)
+    assert facts["learning"][0] is None
+    assert [lesson["learned_from"] for lesson in facts["learning"][1:]] == [str(ids)] * 2
+    assert all(lesson["kept"] in lesson["held_out_barrier"] for lesson in facts["learning"][1:])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "matcher `learned`" in card
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    assert f"  model 2: learned from  {ids}" in merge_lines(facts)
+
+
 def refused(folders: Path) -> list[tuple[list[str], str]]:
     m0, m1, other = (str(folders / name) for name in ("m0", "m1", "other"))
     return [
@@ -131,6 +150,8 @@ def refused(folders: Path) -> list[tuple[list[str], str]]:
         ([m0, m1, "--scope", "everything"], "--scope 'everything' is not available"),
         ([m0, m1, "--matcher", "magic"], "--matcher 'magic' is not available"),
         ([m0, m1, "--matcher", "activations"], "--matcher activations needs --data"),
+        ([m0, m1, "--matcher", "learned"], "--matcher learned needs --data"),
+        ([m0, m1, "--matcher", "learned", "--data", "self", "--to", "mean"], "align to the mean: what lowers losses"),
         ([m0, m1, "--dtype", "int8"], "dtype 'int8' is unknown"),
         ([m0, m1, "--max-shard-size", "big"], "is not a size"),
         ([m0, m1, "--device", "moon"], "--device 'moon' is no device"),

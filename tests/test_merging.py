@@ -12,10 +12,12 @@ from torch import Tensor
 import tiny
 from isobasin.checkpoint import open_checkpoint
 from isobasin.errors import ArchitectureError, CheckpointError, IsobasinError
+from isobasin.match.align import align
 from isobasin.match.matchers import WeightMatching
 from isobasin.merging import Merged, merge
 from isobasin.merging.card import model_card, plain
-from isobasin.merging.gathering import gather, scope_tensors
+from isobasin.merging.gathering import scope_tensors
+from isobasin.merging.many import align_many
 from isobasin.merging.mixing import CHUNK, Linear, Slerp, mixed
 from isobasin.merging.recipe import Recipe
 from isobasin.transform import scramble
@@ -134,7 +136,7 @@ def test_blocks_of_any_size_write_what_whole_tensors_hold(tmp_path: Path, method
 def test_a_scrambled_copy_comes_back_aligned_and_not_otherwise(trio: list[Weights]) -> None:
     a = trio[0]
     b = scramble(a, scope="all-attention", seed=3).apply(a)
-    aligned, naive = merge([a, b], matcher=WeightMatching()), merge([a, b])
+    aligned, naive = merge([a, b], matcher=WeightMatching(scope="all-attention")), merge([a, b])
     assert worst(aligned.weights, a) < 1e-6
     assert worst(naive.weights, a) > 0.1
     assert aligned.distances[0].before == aligned.distances[0].after == 0
@@ -149,14 +151,14 @@ def test_a_scrambled_copy_comes_back_aligned_and_not_otherwise(trio: list[Weight
 def test_the_reference_is_where_the_result_lies(trio: list[Weights]) -> None:
     a = trio[0]
     b = scramble(a, scope="all-attention", seed=3).apply(a)
-    assert worst(merge([a, b], matcher=WeightMatching(), to=1).weights, b) < 1e-5
+    assert worst(merge([a, b], matcher=WeightMatching(scope="all-attention"), to=1).weights, b) < 1e-5
     assert worst(merge([a, b]).weights, b) > 0.1
 
 
 def test_three_scrambled_copies_meet_at_their_mean_in_the_gauge_of_the_first(trio: list[Weights]) -> None:
     a = trio[0]
     copies = [a, *(scramble(a, scope="all-attention", seed=seed).apply(a) for seed in (3, 4))]
-    merged = merge(copies, matcher=WeightMatching(), to="mean")
+    merged = merge(copies, matcher=WeightMatching(scope="all-attention"), to="mean")
     assert worst(merged.weights, a) < 1e-6
     assert worst(merge(copies).weights, a) > 0.1
     assert all(d.after < 1e-6 < 0.1 < d.before for d in merged.distances)
@@ -173,18 +175,18 @@ def noisy(model: Weights, seed: int) -> Weights:
 
 def test_the_objective_of_a_common_mean_never_rises(trio: list[Weights]) -> None:
     models = [trio[0], *(noisy(trio[0], seed) for seed in (1, 2))]
-    found = gather(models, lambda a, b: WeightMatching(scope="first-attention"), to="mean", rounds=4)
+    found = align_many(models, matcher=lambda a, b: WeightMatching(scope="first-attention"), to="mean", rounds=4)
     assert 2 <= found.rounds <= 4
-    assert len(found.objective) == found.rounds
-    assert all(later <= earlier for earlier, later in zip(found.objective, found.objective[1:]))
-    assert found.objective[-1] < found.objective[0]
-    assert found.models[0] is models[0]
+    assert len(found.history) == found.rounds
+    assert all(later <= earlier for earlier, later in zip(found.history, found.history[1:]))
+    assert found.history[-1] < found.history[0]
+    assert found.moved[0] is models[0]
     spread = sum(
-        float((m[n].double() - sum(o[n].double() for o in found.models) / 3).square().sum())
+        float((m[n].double() - found.mean[n].double()).square().sum())
         for n in scope_tensors(trio[0], "first-attention")
-        for m in found.models
+        for m in found.moved
     )
-    assert spread == pytest.approx(found.objective[-1], rel=1e-9)
+    assert spread == pytest.approx(found.history[-1], rel=1e-9)
 
 
 def test_tensors_outside_the_scope_are_mixed_as_they_are(trio: list[Weights]) -> None:
@@ -335,6 +337,7 @@ def test_a_tied_copy_that_differs_is_an_error(tmp_path: Path) -> None:
         ({"to": True}, "align to True"),
         ({"matcher": WeightMatching(), "rounds": 0}, "rounds 0"),
         ({"names": ["a"]}, "1 model to merge|names"),
+        ({"to": "mean", "aligner": align}, "align to the mean: what lowers losses need not come nearer"),
     ],
 )
 def test_choices_that_make_no_sense(trio: list[Weights], options: dict, message: str) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import isobasin as ib
-from isobasin.cli.app import app
+from isobasin.cli.program import app
+from isobasin.cli.study_commands import study
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -58,6 +59,8 @@ def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_table_of_commands_is_complete() -> None:
     told = set(re.findall(r"^\| `isobasin (\w+)", README, re.MULTILINE))
     there = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert study in [group.typer_instance for group in app.registered_groups]
+    there |= {str(group.name) for group in app.registered_groups}
     assert told == there
 
 

@@ -13,18 +13,27 @@ _PUBLIC = {
     "Alignment": "isobasin.match.alignment",
     "Check": "isobasin.checking",
     "Curve": "isobasin.path",
+    "Fingerprint": "isobasin.likeness.fingerprint",
     "IsobasinError": "isobasin.errors",
+    "Likeness": "isobasin.likeness.distance",
+    "Many": "isobasin.merging.many",
     "ModelConfig": "isobasin.model",
     "ReferenceMatching": "isobasin.match.reference",
     "Symmetry": "isobasin.symmetries",
     "Task": "isobasin.tasks",
     "Transform": "isobasin.transform",
     "Transformer": "isobasin.model",
+    "Verdict": "isobasin.equivalence",
     "WeightMatching": "isobasin.match.matchers",
     "Weights": "isobasin.weights",
     "align": "isobasin.match.align",
+    "align_many": "isobasin.merging.many",
+    "canonical": "isobasin.likeness.canonical",
     "check": "isobasin.checking",
+    "distance": "isobasin.likeness.distance",
+    "equivalent": "isobasin.equivalence",
     "evaluate_path": "isobasin.path",
+    "fingerprint": "isobasin.likeness.fingerprint",
     "load": "isobasin.weights",
     "load_transform": "isobasin.transform_file",
     "merge": "isobasin.merging",
@@ -42,12 +51,17 @@ _PUBLIC = {
 
 if TYPE_CHECKING:
     from isobasin.checking import Check, check
+    from isobasin.equivalence import Verdict, equivalent
     from isobasin.errors import IsobasinError
+    from isobasin.likeness.canonical import canonical
+    from isobasin.likeness.distance import Likeness, distance
+    from isobasin.likeness.fingerprint import Fingerprint, fingerprint
     from isobasin.match.align import align
     from isobasin.match.alignment import Alignment
     from isobasin.match.matchers import ActivationMatching, WeightMatching
     from isobasin.match.reference import ReferenceMatching
     from isobasin.merging import merge
+    from isobasin.merging.many import Many, align_many
     from isobasin.model import ModelConfig, Transformer
     from isobasin.normalize import normalize
     from isobasin.path import Curve, evaluate_path
@@ -64,19 +78,28 @@ __all__ = [
     "Alignment",
     "Check",
     "Curve",
+    "Fingerprint",
     "IsobasinError",
+    "Likeness",
+    "Many",
     "ModelConfig",
     "ReferenceMatching",
     "Symmetry",
     "Task",
     "Transform",
     "Transformer",
+    "Verdict",
     "WeightMatching",
     "Weights",
     "__version__",
     "align",
+    "align_many",
+    "canonical",
     "check",
+    "distance",
+    "equivalent",
     "evaluate_path",
+    "fingerprint",
     "load",
     "load_transform",
     "merge",

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
+from isobasin.files import write_text
 from isobasin.match.align import align
 from isobasin.match.alignment import Alignment
 from isobasin.match.matchers import WeightMatching
 from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
 from isobasin.path.compare import compare, result_of
-from isobasin.path.files import write_text
 from isobasin.path.fingerprint import model_facts, model_hash, provenance
 from isobasin.plots import plot_path
 from isobasin.report import read_result, table_rows, verdict, write_report

@@ -1,7 +1,6 @@
 """Transforms on disk: one safetensors file, with the architecture it is for in its metadata."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +13,7 @@ from torch import Tensor
 from isobasin.arch import HeadSpace, Space
 from isobasin.arch.architecture import Kind
 from isobasin.errors import TransformError
+from isobasin.files import check_place, write_whole
 from isobasin.symmetries import group_of
 from isobasin.transform import Transform, Value
 
@@ -37,29 +37,12 @@ def save_transform(transform: Transform, path: str | Path, *, force: bool = Fals
     # One entry: safetensors writes several in an order that changes from run to run.
     metadata = {FORMAT: json.dumps({"version": VERSION} | transform.header())}
     data = save({name: t.contiguous() for name, t in tensors.items()}, metadata)
-    temporary = path.with_name(f".{path.name}.isobasin-tmp-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise TransformError(
-            f"{path}: can not be written ({error.strerror}); free space or choose another place"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, data, error=TransformError)
 
 
 def check_free(path: Path, *, force: bool) -> None:
     """Whether a transform can be written there, before anything is computed."""
-    if path.is_dir():
-        raise TransformError(f"{path}: a folder, expected the name of a file to write")
-    if path.exists() and not force:
-        raise TransformError(f"{path}: already there; choose another name or use --force")
-    if not path.parent.is_dir():
-        raise TransformError(f"{path.parent}: no such folder for the transform file; create it first")
+    check_place(path, force=force, what="the transform file", error=TransformError)
 
 
 def load_transform(path: str | Path) -> Transform:

@@ -53,7 +53,10 @@ def test_facts_are_strict_and_the_record_goes_when_the_result_is_written(
     assert set(facts["held_out_barrier"]) == {"naive", "start", "learned"}
     assert facts["kept"] in facts["held_out_barrier"]
     assert facts["held_out_barrier"][facts["kept"]] == min(facts["held_out_barrier"].values())
-    assert learning_lines(facts)[0].startswith("held-out barrier  naive ")
+    lines = learning_lines(facts)
+    assert lines[0] == f"learned from  {subject.data}"
+    assert lines[1].startswith("held-out barrier  naive ")
+    assert learning_lines(facts | {"decided_by": "other"})[0] == f"learned from  {subject.data}, decided by other"
 
 
 def test_a_result_that_was_not_written_leaves_the_record(

@@ -53,9 +53,8 @@ def give_tokenizer(*folders: Path) -> None:
 
 def aligned(a: Path, b: Path, data: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
-    code = run(
-        ["align", str(b), "--to", str(a), "-o", str(out), "--matcher", "activations", "--data", str(data), "--json"]
-    )
+    words = ["align", str(b), "--to", str(a), "-o", str(out), "--scope", "all-attention"]
+    code = run([*words, "--matcher", "activations", "--data", str(data), "--json"])
     said, words = capsys.readouterr()
     assert code == 0, words
     facts = json.loads(said)
@@ -116,7 +115,8 @@ def test_the_metric_does_matter(tmp_path: Path, capsys: pytest.CaptureFixture[st
     np.save(tmp_path / "few.npy", ids((40, 12), 2))
     a, b = tmp_path / "a", tmp_path / "other"
     found = [aligned(a, b, tmp_path / f"{n}.npy", tmp_path / n, capsys)["distance_after"] for n in ("ids", "few")]
-    assert run(["align", str(b), "--to", str(a), "-o", str(tmp_path / "weights"), "--json"]) == 0
+    words = ["align", str(b), "--to", str(a), "-o", str(tmp_path / "weights"), "--scope", "all-attention", "--json"]
+    assert run(words) == 0
     nearest = json.loads(capsys.readouterr().out)["distance_after"]
     assert len({nearest, *found}) == 3
     assert nearest < min(found)  # by weights, nothing is nearer than the matcher of weights
@@ -202,6 +202,7 @@ def check_bad_data(
 ) -> None:
     before = everything(tmp_path)
     arguments = ["align", str(models[1]), "--to", str(models[0]), "-o", str(tmp_path / "out"), "--quiet"]
+    arguments += ["--scope", "all-attention"]
     check_refused([*arguments, "--matcher", "activations", "--data", str(data)], pattern, capsys)
     assert everything(tmp_path) == before
 

@@ -50,7 +50,7 @@ def sound(_: Path) -> None:
 
 
 def arguments(b: Path, a: Path, out: Path, *more: str) -> list[str]:
-    return ["align", str(b), "--to", str(a), "-o", str(out), "--quiet", *more]
+    return ["align", str(b), "--to", str(a), "-o", str(out), "--quiet", "--scope", "all-attention", *more]
 
 
 # -- two models that do not go together ------------------------------------------------------------------------------

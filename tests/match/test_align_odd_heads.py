@@ -89,7 +89,7 @@ def check_sound(found: Alignment, b: Weights, case: str) -> None:
 @pytest.mark.parametrize(("case", "kind", "parts"), ODD_HEADS)
 def test_rank_deficient_heads_are_told_and_keep_the_function(case: str, kind: str, parts: str) -> None:
     a, b = (with_odd_heads(model(case, seed=s), kind, parts) for s in (0, 1))
-    found = align(b, to=a, matcher=WeightMatching())
+    found = align(b, to=a, matcher=WeightMatching(scope="all-attention"))
     expected = set(range(4)) if kind == "all zero" else {0}
     for row in found.per_layer:
         told = row["rank_deficient_kv_heads"]
@@ -99,13 +99,13 @@ def test_rank_deficient_heads_are_told_and_keep_the_function(case: str, kind: st
         assert found.distance_after < 0.95 * found.distance_before
     check_sound(found, b, case)
     again = scrambled(a, "all-attention")
-    check_sound(align(again.b, to=a, matcher=WeightMatching()), again.b, case)
+    check_sound(align(again.b, to=a, matcher=WeightMatching(scope="all-attention")), again.b, case)
 
 
 @pytest.mark.parametrize("case", ["gpt2-bare", "llama-gqa", "gpt_neox-full-rotary", "vit-bare-no-pooler"])
 def test_sound_heads_are_not_called_deficient(case: str) -> None:
     for b in (model(case, seed=1), scrambled(model(case), "all-attention").b):
-        found = align(b, to=model(case), matcher=WeightMatching())
+        found = align(b, to=model(case), matcher=WeightMatching(scope="all-attention"))
         assert [row["rank_deficient_kv_heads"] for row in found.per_layer] == [[]] * len(found.per_layer)
 
 
@@ -113,7 +113,7 @@ def test_sound_heads_are_not_called_deficient(case: str) -> None:
 def test_equal_heads_come_back_in_some_order(case: str) -> None:
     a = with_odd_heads(model(case), "equal", "qkvo")
     pair = scrambled(a, "all-attention")
-    found = align(pair.b, to=a, matcher=WeightMatching())
+    found = align(pair.b, to=a, matcher=WeightMatching(scope="all-attention"))
     assert worst_tensor(found.transform.apply(pair.b), a) <= 1e-5
     check_sound(found, pair.b, case)
 
@@ -142,6 +142,7 @@ def test_a_pair_that_holds_next_to_nothing_stays_within_what_a_file_can_carry(
         monkeypatch.setattr("isobasin.match.heads.WIDEST", 1e20)
     keep, b = str(tmp_path / "t.safetensors"), str(tmp_path / "b")
     align_it = ["align", b, "--to", str(tmp_path / "a"), "-o", str(tmp_path / "c"), "--save-transform", keep]
+    align_it += ["--scope", "all-attention"]
     assert run([*align_it, "--quiet"]) == 0
     apply_it = ["apply", keep, b, "-o", str(tmp_path / "d"), "--quiet"]
     if guarded:

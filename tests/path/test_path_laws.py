@@ -66,7 +66,7 @@ def test_no_barrier_to_itself_or_to_a_disguised_copy_that_was_aligned(name: str,
     task = told_task(a, random_ids(tiny.VOCABULARY, 3, tiny.LENGTH))
     assert evaluate_path(a, a, task, n_points=5).barrier.height <= 1e-5
     disguised = ib.scramble(a, scope="all-attention", seed=3).apply(a)
-    aligned = ib.align(disguised, to=a, matcher=ib.WeightMatching()).transform.apply(disguised)
+    aligned = ib.align(disguised, to=a, matcher=ib.WeightMatching(scope="all-attention")).transform.apply(disguised)
     assert evaluate_path(a, aligned, task, n_points=5).barrier.height <= 1e-5
     assert evaluate_path(a, disguised, task, n_points=5).barrier.height > 1e-3
 
@@ -78,7 +78,7 @@ def test_the_barrier_falls_between_trained_models_when_they_are_aligned() -> Non
     a, b = (ib.load(m.state_dict(), _CONFIG.to_dict()) for m in models)
     task = token_task(_sequences(64, seed=99))
     naive = evaluate_path(a, b, task, n_points=9)
-    found = ib.align(b, to=a, matcher=ib.WeightMatching())
+    found = ib.align(b, to=a, matcher=ib.WeightMatching(scope="all-attention"))
     aligned = evaluate_path(a, found.transform.apply(b), task, n_points=9)
     assert naive.metrics["loss"][0] < 1.9  # they have learned something: guessing costs log(12) = 2.48
     assert aligned.barrier.height < 0.9 * naive.barrier.height

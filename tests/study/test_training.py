@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -11,7 +14,8 @@ from torch import Tensor
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import Recipe, scope_parameters, shifted, train
-from isobasin.study.examples import Labelled, Stream
+from isobasin.study.augmentation import augmentation, dropped, flipped_and_cropped
+from isobasin.study.examples import Labelled, Stream, ready
 
 CLASSIFIER = ModelConfig(
     d_model=16, n_layers=1, n_heads=2, d_ff=16, d_vocab=6, n_positions=5, n_classes=2, positions="rope"
@@ -248,3 +252,85 @@ def test_shifts_move_whole_pictures_by_the_pixels_said() -> None:
     assert all(any(column) for column in zip(*seen))  # and all nine occur
     with pytest.raises(IsobasinError, match="shift by 0 pixels"):
         shifted(by=0)
+
+
+def test_mirrored_pictures_are_the_shifted_ones_turned() -> None:
+    images = torch.arange(1.0, 37).reshape(1, 1, 6, 6).repeat(200, 1, 1, 1)
+    moved = flipped_and_cropped(by=1)(images, torch.Generator().manual_seed(0))
+    both = [F.pad(picture, (1, 1, 1, 1), value=-1.0) for picture in (images[:1], images[:1].flip(-1))]
+    allowed = [[wide[0, :, i : i + 6, j : j + 6] for i in range(3) for j in range(3)] for wide in both]
+    seen = [[any(torch.equal(picture, option) for option in options) for options in allowed] for picture in moved]
+    assert all(sum(row) == 1 for row in seen)
+    assert 70 < sum(mirrored for _, mirrored in seen) < 130
+
+
+def test_words_are_dropped_at_the_share_said_and_padding_never() -> None:
+    tokens = torch.arange(2, 10_002).reshape(100, 100)
+    tokens[:, 50:] = 0
+    some = dropped(0.3, pad=0, unknown=1)(tokens, torch.Generator().manual_seed(0))
+    assert 0.28 < float((some[:, :50] == 1).float().mean()) < 0.32
+    assert torch.equal(some[some != 1], tokens[some != 1])
+    assert torch.equal(some[:, 50:], tokens[:, 50:])
+    assert augmentation("none", "lm") is None
+    assert augmentation("drop-words", "text") is not None
+    with pytest.raises(IsobasinError, match="augment 'shift' changes image data, but these are text"):
+        augmentation("shift", "text")
+    with pytest.raises(IsobasinError, match=r"drop a share of 1\.0"):
+        dropped(1.0)
+
+
+def test_bytes_of_pictures_are_scaled_and_small_numbers_are_ids() -> None:
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 1, 1, 3)
+    assert ready(pixels).flatten().tolist() == pytest.approx([-1.0, -0.6, 1.0])
+    assert ready(torch.tensor([[3, 255]], dtype=torch.uint8)).tolist() == [[3, 255]]
+    kept = torch.rand(1, 1, 2, 2)
+    assert ready(kept) is kept
+    narrow, wide = Stream(torch.arange(12, dtype=torch.uint8), 4), Stream(torch.arange(12), 4)
+    drawn = [next(s.batches(9, torch.Generator().manual_seed(0)))[0] for s in (narrow, wide)]
+    assert torch.equal(*drawn)
+
+
+def test_padding_is_not_seen() -> None:
+    """More of it on the right changes nothing; without a mask it does."""
+    config = ModelConfig.preset("bert", d_model=16, n_layers=1, n_heads=2, d_ff=16, d_vocab=9, n_positions=8)
+    tokens, classes = problem()
+    narrow = tokens + 1  # no padding in these
+    wide = F.pad(narrow, (0, 3))
+    masked, plain, blind = (
+        train(Transformer(config), rows, classes, SHORT, seed=0, pad=pad).losses
+        for rows, pad in ((wide, 0), (narrow, None), (wide, None))
+    )
+    assert masked == pytest.approx(plain, rel=1e-6)
+    assert blind != pytest.approx(plain, rel=1e-4)
+
+
+@dataclass(frozen=True)
+class Threads:
+    """A team of two threads that meet to add up."""
+
+    rank: int
+    meeting: threading.Barrier
+    table: dict[int, Tensor] = field(default_factory=dict)
+    size: int = 2
+
+    def total(self, tensor: Tensor) -> Tensor:
+        self.table[self.rank] = tensor
+        self.meeting.wait(30)
+        both = self.table[0] + self.table[1]
+        self.meeting.wait(30)
+        return both
+
+
+def test_a_team_trains_as_one_does() -> None:
+    model, meeting, table = Transformer(CLASSIFIER, seed=0), threading.Barrier(2), {}
+    with ThreadPoolExecutor(2) as pool:
+        teams = [Threads(rank, meeting, table) for rank in (0, 1)]
+        tasks = [pool.submit(train, model, *problem(), SHORT, seed=0, team=team) for team in teams]
+        first, second = (task.result() for task in tasks)
+    alone = train(model, *problem(), SHORT, seed=0)
+    assert same(weights(first.model), weights(second.model))
+    for name, tensor in weights(alone.model).items():
+        torch.testing.assert_close(weights(first.model)[name], tensor, rtol=1e-3, atol=1e-5)
+    assert first.losses != second.losses  # each saw its own half of a batch
+    mean = [(a + b) / 2 for a, b in zip(first.losses, second.losses)]
+    assert mean == pytest.approx(alone.losses, rel=1e-4)

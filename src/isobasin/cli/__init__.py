@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     import typer
     from typer.exceptions import TyperException
 
-    from isobasin.cli.app import app
+    from isobasin.cli.program import app
 
     try:
         code = app(arguments, prog_name="isobasin", standalone_mode=False)

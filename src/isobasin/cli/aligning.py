@@ -12,7 +12,7 @@ from isobasin.checkpoint.workspace import check_output
 from isobasin.cli.learning import Learning, learned, learning_facts, learning_lines
 from isobasin.cli.measuring import Cost
 from isobasin.cli.moving import Saving, device_named
-from isobasin.cli.printing import note, progress
+from isobasin.cli.printing import progress
 from isobasin.errors import IsobasinError, TransformError, VerificationError
 from isobasin.match.align import align
 from isobasin.match.align_whole import WHOLE
@@ -21,6 +21,7 @@ from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HEAD_DISTANCES, STAGES
 from isobasin.match.matchers import ActivationMatching, Matcher, WeightMatching
 from isobasin.match.reference import ReferenceMatching
+from isobasin.match.untying import untied
 from isobasin.match.whole import SWEEPS
 from isobasin.moments import agreements, reading_roots
 from isobasin.running import change, outputs, random_inputs
@@ -46,10 +47,12 @@ class Choices:
     verify: str
     workers: int
     seed: int
+    untie: bool = False
 
     @property
     def scope_used(self) -> str:
-        return self.scope or "all-attention"
+        """Everything, unless told otherwise; the published recipe knows attention only."""
+        return self.scope or ("all-attention" if self.matcher == "reference" else "model")
 
     def check(self) -> None:
         for flag, value, allowed in (
@@ -65,6 +68,11 @@ class Choices:
             raise IsobasinError("--matcher reference aligns attention only: use --scope all-attention")
         if self.workers < 1:
             raise IsobasinError(f"--workers {self.workers}: expected 1 or more")
+        if self.workers > 1 and self.scope_used in WHOLE:
+            raise IsobasinError(
+                f"--workers {self.workers} with scope {self.scope_used}: sweeps go block after block and can not be "
+                "shared; use --scope all-attention, or one worker"
+            )
         if self.matcher == "activations" and self.data is None:
             raise IsobasinError("--matcher activations needs --data: text, or a .npy file of token ids or pixels")
 
@@ -72,11 +80,8 @@ class Choices:
 def align_model(b: str, to: str, saving: Saving, choices: Choices, keep: Path | None) -> dict[str, Any]:
     """Align B to A, write the result, and report what it cost and what it changed."""
     choices.check()
-    if choices.scope is None and not saving.quiet:
-        note("scope: all-attention (--scope model moves feed-forward and residual stream too)")
     with Cost() as cost:
-        reference, moving = load(to), load(b)
-        check_comparable(reference, moving)
+        reference, moving = _pair(to, b, choices)
         _check_places(saving, keep, reference, moving)
         matcher = matcher_of(choices, reference, moving)
         title, total = _progress_of(choices, moving)
@@ -102,8 +107,7 @@ def learn_model(
     choices.check()
     learning.check()
     with Cost() as cost:
-        reference, moving = load(to), load(b)
-        check_comparable(reference, moving)
+        reference, moving = _pair(to, b, choices)
         _check_places(saving, keep, reference, moving)
         start = matcher_of(replace(choices, matcher=learning.start), reference, moving)
         with learned(
@@ -123,6 +127,15 @@ def learn_model(
                 largest = _finished(found, moving, reference, saving, choices, keep)
     facts = _facts(found, saving, largest, cost) | learning_facts(found)
     return facts | ({"transform": str(keep)} if keep else {})
+
+
+def _pair(to: str, b: str, choices: Choices) -> tuple[Weights, Weights]:
+    """A and B, comparable; with --untie both with a head of their own, as only like can be compared with like."""
+    reference, moving = load(to), load(b)
+    if choices.untie:
+        reference, moving = untied(reference), untied(moving)
+    check_comparable(reference, moving)
+    return reference, moving
 
 
 def _finished(

@@ -28,6 +28,11 @@ Dtype = Annotated[
 ]
 Shard = Annotated[str, typer.Option("--max-shard-size", help="Largest file to write, such as 5GB or 200MB.")]
 Scope = Annotated[str, typer.Option(help="first-attention, all-attention, first-block or model.")]
+HeldOut = Annotated[Path | None, typer.Option(help="learned: data that decide; by default a tenth of what is learned.")]
+Start = Annotated[str, typer.Option(help="learned: where to start, weights or activations.")]
+Steps = Annotated[int, typer.Option(help="learned: steps of descent.")]
+Rate = Annotated[float, typer.Option(help="learned: largest learning rate.")]
+Permutations = Annotated[str, typer.Option(help="learned: units stay matched (fixed), or may change (free).")]
 
 
 @app.callback(invoke_without_command=True)
@@ -90,7 +95,7 @@ def align(
     to: Annotated[str, typer.Option("--to", metavar="A", help="The reference; it is only read.")],
     output: Out,
     scope: Annotated[
-        str | None, typer.Option(help="all-attention (default), first-attention, first-block or model.")
+        str | None, typer.Option(help="model (default), all-attention, first-attention or first-block.")
     ] = None,
     matcher: Annotated[
         str, typer.Option(help="weights, activations or learned (with --data), or reference.")
@@ -99,9 +104,15 @@ def align(
     head_distance: Annotated[
         str | None, typer.Option(help="Which head is which: complete, frobenius, singular or cosine.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Unlabeled text, or a .npy file of token ids or pixels.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Text, or a .npy file of token ids or pixels; learned: or labelled data, or self."),
+    ] = None,
     verify: Annotated[str, typer.Option(help="layer, model (runs it whole) or none.")] = "layer",
     save_transform: Annotated[Path | None, typer.Option(help="Also save the transform that was found.")] = None,
+    untie: Annotated[
+        bool, typer.Option("--untie", help="Give a tied head a tensor of its own: a larger group.")
+    ] = False,
     workers: Annotated[int, typer.Option(help="Processes to share the layers.")] = 1,
     held_out: Annotated[
         Path | None, typer.Option(help="learned: data that decide what is kept; by default a tenth of --data.")
@@ -132,7 +143,7 @@ def align(
     from isobasin.cli.moving import Saving
 
     saving = Saving(output, dtype, max_shard_size, force, "cuda" if cuda else device, quiet or json)
-    choices = Choices(scope, matcher, stage2, head_distance, data, verify, workers, seed)
+    choices = Choices(scope, matcher, stage2, head_distance, data, verify, workers, seed, untie)
     if matcher == "learned":
         learning = Learning(
             data,
@@ -209,6 +220,16 @@ def path(
     align_data: Annotated[
         Path | None, typer.Option(help="Unlabeled data for --matcher activations; by default --data itself.")
     ] = None,
+    learn_data: Annotated[
+        Path | None,
+        typer.Option(help="learned: data of its own, or self; by default the train split of --data, where it has one."),
+    ] = None,
+    learn_samples: Annotated[int | None, typer.Option(help="learned: learn from at most this many samples.")] = None,
+    held_out: HeldOut = None,
+    start: Start = "weights",
+    steps: Steps = 500,
+    rate: Rate = 3e-3,
+    permutations: Permutations = "fixed",
     seed: Seed = 0,
     device: Device = "cpu",
     cuda: Cuda = False,
@@ -218,12 +239,30 @@ def path(
 ) -> None:
     """Losses along the straight line between models, naive beside aligned, and the barrier."""
     from isobasin.cli.aligning import Choices
+    from isobasin.cli.learning import Learning
     from isobasin.cli.pathing import Measuring, path_facts, path_lines
 
     place = "cuda" if cuda else device
     measuring = Measuring(data, task, tokenizer, points, max_samples, batch_size, seq_len, explain, plane, place, seed)
-    choices = Choices(scope, matcher, stage2, head_distance, align_data or data, "layer", 1, seed) if align else None
-    facts = path_facts(models, output, measuring, choices, force=force, quiet=quiet or json)
+    learning = None
+    if align and matcher == "learned":
+        learning = Learning(
+            learn_data or data,
+            held_out,
+            start,
+            steps,
+            rate,
+            permutations=permutations,
+            task=task,
+            tokenizer=tokenizer,
+            max_samples=learn_samples,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            flag="--learn-data",
+        )
+    seen = align_data or (learning.data if learning else data)
+    choices = Choices(scope, matcher, stage2, head_distance, seen, "layer", 1, seed) if align else None
+    facts = path_facts(models, output, measuring, choices, learning=learning, force=force, quiet=quiet or json)
     emit(facts, path_lines(facts), json)
 
 
@@ -241,9 +280,22 @@ def merge(
     to: Annotated[str | None, typer.Option(help="Align to the model of this number (0), or to their mean.")] = None,
     scope: Annotated[str | None, typer.Option(help="As for `isobasin align`.")] = None,
     matcher: Annotated[
-        str | None, typer.Option(help="weights (default), activations (with --data), reference.")
+        str | None, typer.Option(help="weights (default), activations or learned (with --data), reference.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Unlabeled text, or a .npy file of token ids or pixels.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Text, or a .npy file of token ids or pixels; learned: or labelled data, or self."),
+    ] = None,
+    held_out: HeldOut = None,
+    start: Start = "weights",
+    steps: Steps = 500,
+    rate: Rate = 3e-3,
+    permutations: Permutations = "fixed",
+    task: Annotated[str, typer.Option(help="learned: auto, lm, mlm, text or image.")] = "auto",
+    tokenizer: Annotated[str | None, typer.Option(help="learned: a folder with a tokenizer; by default A's.")] = None,
+    max_samples: Annotated[int | None, typer.Option(help="learned: use at most this many samples.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="learned: samples a step.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="learned: tokens a window of text.")] = None,
     seed: Seed = 0,
     dtype: Annotated[str, typer.Option(help="Type to write: keep, float32, bfloat16 or float16.")] = "keep",
     max_shard_size: Shard = "5GB",
@@ -258,7 +310,19 @@ def merge(
     from isobasin.cli.moving import Saving
 
     saving = Saving(output, dtype, max_shard_size, force, "cuda" if cuda else device, quiet or json)
-    facts = merge_models(models, saving, Flags(weights, method, no_align, to, scope, matcher, data, seed))
+    learning = {
+        "held_out": held_out,
+        "start": start,
+        "steps": steps,
+        "rate": rate,
+        "permutations": permutations,
+        "task": task,
+        "tokenizer": tokenizer,
+        "max_samples": max_samples,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+    }
+    facts = merge_models(models, saving, Flags(weights, method, no_align, to, scope, matcher, data, seed, learning))
     emit(facts, merge_lines(facts), json)
 
 

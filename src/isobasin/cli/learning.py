@@ -1,5 +1,6 @@
-"""The matcher `learned` of the commands `align` and `path`."""
+"""The matcher `learned` of the commands `align`, `path` and `merge`."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from isobasin.learning.align_learned import LearnedAlignment, LearnedMatching, a
 from isobasin.learning.exercises import split
 from isobasin.learning.learn import SECTION, Watch
 from isobasin.learning.lessons import PERMUTATIONS, Lessons
+from isobasin.learning.own_text import SOURCE, WINDOWS, OwnText
 from isobasin.learning.record import FileRecord
 from isobasin.learning.team import Team, team_of
 from isobasin.match.matchers import Matcher
@@ -24,6 +26,7 @@ from isobasin.tasks import Task, open_task
 from isobasin.weights import Weights
 
 STARTS = ("weights", "activations")
+SELF = Path("self")  # in place of data: text that the two models write
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,21 @@ class Learning:
     max_samples: int | None = None
     batch_size: int | None = None
     seq_len: int | None = None
+    flag: str = "--data"  # what the command calls `data`
+
+    @property
+    def alone(self) -> bool:
+        """Whether the models learn from their own text."""
+        return self.data == SELF
 
     def check(self) -> None:
         if self.data is None:
-            raise IsobasinError("--matcher learned needs --data: text, a table of labelled text, or images")
+            raise IsobasinError(
+                f"--matcher learned needs {self.flag}: text, a table of labelled text, images, or self for language "
+                "models to learn from their own text"
+            )
+        if self.alone and self.start != "weights":
+            raise IsobasinError(f"--start {self.start} needs data, and {self.flag} is self: use --start weights")
         for flag, value, allowed in (
             ("--start", self.start, STARTS),
             ("--permutations", self.permutations, PERMUTATIONS),
@@ -56,7 +70,7 @@ class Learning:
                 raise IsobasinError(f"{flag} {value!r} is not available, expected one of {', '.join(allowed)}")
         if self.held_out is not None and self.held_out.resolve() == self.data.resolve():
             raise IsobasinError(
-                f"--held-out {self.held_out} is --data itself: what is learned from can not decide; leave it out "
+                f"--held-out {self.held_out} is {self.flag} itself: what is learned from can not decide; leave it out "
                 "and a tenth of the data is kept for that"
             )
 
@@ -70,13 +84,26 @@ class Learning:
             autocast=torch.bfloat16 if self.bfloat16 else None,
         )
 
-    def tasks(self, models: list[Weights], seed: int) -> tuple[Task, Task]:
+    def tasks(self, models: list[Weights], seed: int, device: torch.device | None = None) -> tuple[Task, Task]:
         """What is learned from, and what decides."""
         assert self.data is not None
-        task = self._open(self.data, models, seed, "train")
-        return split(task) if self.held_out is None else (task, self._open(self.held_out, models, seed, "test"))
+        task, decides = self._own_text(seed).tasks(models[0], models[1], device) if self.alone else (None, None)
+        task = task or self.open(self.data, models, seed, "train")
+        if self.held_out is not None:
+            decides = self.open(self.held_out, models, seed, "test")
+        return split(task) if decides is None else (task, decides)
 
-    def _open(self, data: Path, models: list[Weights], seed: int, part: str) -> Task:
+    def _own_text(self, seed: int) -> OwnText:
+        windows = WINDOWS if self.max_samples is None else self.max_samples
+        return OwnText(
+            windows=windows,
+            length=self.seq_len,
+            batch_size=self.batch_size or 8,
+            seed=seed,
+            tokenizer=self.tokenizer,
+        )
+
+    def open(self, data: Path, models: list[Weights], seed: int, part: str) -> Task:
         return open_task(
             data,
             models,
@@ -115,8 +142,10 @@ def learned(
     """Learn; inside, the result is there to be written. Progress lies beside the output until that has been done, and
     the same command goes on from it."""
     learning.check()
+    if learning.alone and not quiet:
+        note("no data: learning from text that the two models write themselves")
     matcher = LearnedMatching(scope=start.scope, start=start, lessons=learning.lessons(), seed=seed)
-    task, held_out = learning.tasks([a, b], seed)
+    task, held_out = learning.tasks([a, b], seed, device)
     team = team_of(device)
     record = FileRecord(output, _question(a, b, matcher, learning, task, held_out, team), writes=team.rank == 0)
     kept = record.find(SECTION)
@@ -144,7 +173,7 @@ def _question(
     a: Weights, b: Weights, matcher: LearnedMatching, learning: Learning, task: Task, held_out: Task, team: Team
 ) -> dict[str, Any]:
     """All that the result depends on."""
-    flags = asdict(learning) | {"data": None, "held_out": None}
+    flags = asdict(learning) | {"data": None, "held_out": None, "flag": None}
     return {
         "version": version("isobasin"),
         "models": [model_hash(a), model_hash(b)],
@@ -162,12 +191,29 @@ def learning_facts(found: LearnedAlignment) -> dict[str, Any]:
         "kept": found.kept,
         "steps": found.learning[-1][0] if found.learning else 0,
         "held_out_history": [list(row) for row in found.learning],
+        "learned_from": found.learned_from,
+        "decided_by": found.decided_by,
     }
 
 
 def learning_lines(facts: dict[str, Any]) -> list[str]:
     barriers = ", ".join(f"{name} {height:.4g}" for name, height in facts["held_out_barrier"].items())
-    return [f"held-out barrier  {barriers}", f"kept  {facts['kept']}, after {facts['steps']} steps"]
+    sources = facts["learned_from"], facts["decided_by"]
+    no_data = "; no data were used" if sources == (SOURCE, SOURCE) else ""
+    return [
+        f"learned from  {sources[0]}{no_data}" + ("" if sources[0] == sources[1] else f", decided by {sources[1]}"),
+        f"held-out barrier  {barriers}",
+        f"kept  {facts['kept']}, after {facts['steps']} steps",
+    ]
+
+
+def check_one_process(command: str) -> None:
+    """Several processes learn together; what comes after learning is for one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise IsobasinError(
+            f"--matcher learned: `isobasin {command}` runs in one process; learn in several by `isobasin align`, then "
+            "go on with what it wrote"
+        )
 
 
 @contextmanager

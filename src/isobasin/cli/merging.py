@@ -1,10 +1,10 @@
 """The command `merge`."""
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isobasin.checkpoint import dtype_name
 from isobasin.checkpoint.documents import read_object
@@ -18,6 +18,11 @@ from isobasin.errors import IsobasinError
 from isobasin.match.comparable import check_comparable
 from isobasin.merging import Merged, Recipe, merge, read_recipe
 from isobasin.weights import Weights, load
+
+# Matching needs scipy; a plain merge does without, and starts sooner.
+if TYPE_CHECKING:
+    from isobasin.cli.aligning import Choices
+    from isobasin.merging.many import Aligner
 
 RECIPES = (".yml", ".yaml")
 
@@ -34,6 +39,7 @@ class Flags:
     matcher: str | None = None
     data: Path | None = None
     seed: int = 0
+    learning: Mapping[str, Any] = field(default_factory=dict)  # as `Learning` takes it, beside data
 
     def recipe(self, models: list[str], dtype: str | None) -> Recipe:
         to = self.to or "0"
@@ -67,13 +73,15 @@ class Flags:
 
 def merge_models(models: list[str], saving: Saving, flags: Flags) -> dict[str, Any]:
     """Merge folders, or what a YAML file says; report distances and cost."""
-    with Cost() as cost:
+    # What was learned lies beside the output until that is written: the stack closes last.
+    with Cost() as cost, ExitStack() as lessons:
         recipe = _recipe(models, saving, flags)
         device = device_named(saving.device)
-        matcher = _matcher(recipe, flags) if recipe.align else None
+        choices = _choices(recipe, flags) if recipe.align else None
         loaded = [load(name) for name in recipe.models]
         companions = _check_places(recipe, loaded, saving)
-        with progress("aligning layers", loaded[0].arch.sizes.n_layers, quiet=saving.quiet or not recipe.align) as step:
+        title, total = _counted(choices, loaded[0])
+        with progress(title, total, quiet=saving.quiet or not total) as step:
             merged = merge(
                 loaded,
                 weights=recipe.weights,
@@ -81,14 +89,16 @@ def merge_models(models: list[str], saving: Saving, flags: Flags) -> dict[str, A
                 normalize=recipe.normalize,
                 t=recipe.t,
                 dtype=recipe.dtype,
-                matcher=matcher,
                 to=recipe.to,
                 device=device,
                 names=recipe.models,
                 matcher_name=recipe.matcher or "weights",
                 tokenizer_source=recipe.tokenizer_source,
                 watch=lambda done, of: step(done),
+                **(_aligning(choices, flags, loaded, saving, lessons) if choices else {}),
             )
+        if choices:
+            merged = replace(merged, recipe=replace(merged.recipe, scope=choices.scope_used))
         _save(merged, saving, companions)
     return _facts(merged, saving, cost)
 
@@ -136,8 +146,8 @@ def _companions(source: str, model: Weights) -> Path:
     return folder
 
 
-def _matcher(recipe: Recipe, flags: Flags) -> Callable[[Weights, Weights], Any]:
-    from isobasin.cli.aligning import Choices, matcher_of
+def _choices(recipe: Recipe, flags: Flags) -> "Choices":
+    from isobasin.cli.aligning import Choices
 
     choices = Choices(
         scope=recipe.scope,
@@ -150,7 +160,57 @@ def _matcher(recipe: Recipe, flags: Flags) -> Callable[[Weights, Weights], Any]:
         seed=flags.seed,
     )
     choices.check()
-    return lambda a, b: matcher_of(choices, a, b)
+    return choices
+
+
+def _counted(choices: "Choices | None", model: Weights) -> tuple[str, int]:
+    """What a bar counts for each model: layers of attention, or sweeps; learning has a bar of its own."""
+    if choices is None or choices.matcher == "learned":
+        return "", 0
+    from isobasin.match.align_whole import WHOLE
+    from isobasin.match.whole import SWEEPS
+
+    if choices.scope_used in WHOLE:
+        return "sweeps (at most)", SWEEPS
+    return "aligning layers", model.arch.sizes.n_layers
+
+
+def _aligning(
+    choices: "Choices", flags: Flags, models: list[Weights], saving: Saving, lessons: ExitStack
+) -> dict[str, Any]:
+    """What `merge` is told of it: a matcher for each pair, or whoever learns."""
+    from isobasin.cli.aligning import matcher_of
+
+    if choices.matcher == "learned":
+        return {"aligner": _learner(choices, flags, models, saving, lessons)}
+    return {"matcher": lambda a, b: matcher_of(choices, a, b)}
+
+
+def _learner(choices: "Choices", flags: Flags, models: list[Weights], saving: Saving, lessons: ExitStack) -> "Aligner":
+    from isobasin.cli.aligning import matcher_of
+    from isobasin.cli.learning import Learning, check_one_process, learned
+
+    learning = Learning(flags.data, **flags.learning)
+    learning.check()
+    check_one_process("merge")
+
+    def aligned(b: Weights, a: Weights) -> Any:
+        number = next(i for i, model in enumerate(models) if model is b)
+        context = learned(
+            b,
+            a,
+            learning,
+            matcher_of(replace(choices, matcher=learning.start), a, b),
+            saving.output.with_name(f"{saving.output.name}.{number}"),
+            dtype="float32",
+            device=device_named(saving.device),
+            verify=True,
+            seed=choices.seed,
+            quiet=saving.quiet,
+        )
+        return lessons.enter_context(context).alignment
+
+    return aligned
 
 
 def _save(merged: Merged, saving: Saving, companions: Path | None) -> None:
@@ -187,10 +247,31 @@ def _facts(merged: Merged, saving: Saving, cost: Cost) -> dict[str, Any]:
         "to": recipe.to if recipe.align else None,
         "rounds": merged.rounds,
         "distances": [{"model": name, **far} for name, far in zip(recipe.models, measured or unknown)],
+        **_learned(merged),
         "seconds": round(cost.seconds, 3),
         "peak_rss_mb": cost.peak_rss_mb,
         "peak_anon_mb": cost.peak_anon_mb,
     }
+
+
+def _learned(merged: Merged) -> dict[str, Any]:
+    """What learning says of each model that moved; nothing where nothing was learned."""
+    if merged.recipe.matcher != "learned":
+        return {}
+    from isobasin.cli.learning import learning_facts
+    from isobasin.learning.align_learned import LearnedAlignment
+
+    each = [learning_facts(a) if isinstance(a, LearnedAlignment) else None for a in merged.alignments]
+    return {"learning": each}
+
+
+def _lesson_lines(facts: dict[str, Any]) -> list[str]:
+    lessons = facts.get("learning", [])
+    if not lessons:
+        return []
+    from isobasin.cli.learning import learning_lines
+
+    return [f"  model {i}: {line}" for i, lesson in enumerate(lessons) if lesson for line in learning_lines(lesson)]
 
 
 def merge_lines(facts: dict[str, Any]) -> list[str]:
@@ -208,6 +289,7 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
     return [
         f"{facts['method']} merge of {len(rows)} models, {how}",
         *rows,
+        *_lesson_lines(facts),
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
         f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",
     ]

@@ -45,7 +45,7 @@ class Agreement:
 
 
 def _square(model: Canonical, name: str) -> float:
-    return float(sum(t.square().sum(dtype=torch.float64) for t in model.block(name).values()))
+    return float(sum(t.square().sum(dtype=torch.float64) for part in model.pieces(name) for t in part.values()))
 
 
 def _signs(element: Element, n: int) -> Tensor:

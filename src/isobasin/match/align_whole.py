@@ -1,8 +1,8 @@
 """`align` for scopes beyond attention: the first block, or the whole model with its stream."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,17 +10,20 @@ from torch import Tensor
 from isobasin.action import Action
 from isobasin.groups import Heads, HeadsElement
 from isobasin.match.alignment import Alignment
-from isobasin.match.blockprobe import BlockProbe
+from isobasin.match.blockprobe import BlockProbe, require_unchanged
 from isobasin.match.canonical import ENDS, STREAM, blocks
 from isobasin.match.matchers import Matcher
 from isobasin.match.sweep import Descent
-from isobasin.match.whole import match_whole
+from isobasin.match.whole import Found, dressed, match_whole
 from isobasin.symmetries import Symmetry, symmetry
 from isobasin.transform import Transform
 from isobasin.views import Tensors
 from isobasin.weights import Weights
 
 WHOLE = ("first-block", "model")
+CHUNK = 2**22  # numbers compared at a time
+Squares = tuple[float, float, float]
+_LAYER = re.compile(r"(heads|ff)(\d+)")
 
 
 def align_whole(
@@ -36,19 +39,31 @@ def align_whole(
     """Match by sweeps, verify layer by layer, and keep B as it is if nothing came closer."""
     part = symmetry(b.arch).scoped(matcher.scope)
     found = match_whole(a, b, matcher, device=device, watch=(lambda done, _: watch(done, done)) if watch else None)
-    candidates = [
-        judged(a, b, part, transform, found.descent, dtypes, device=device, verify=verify)
-        for transform in _candidates(found.transform, b)
-    ]
-    return min(candidates, key=lambda c: c.distance_after)
+    best: Alignment | None = None
+    for transform in _candidates(found, a, b, part, device):
+        judgement = judged(a, b, part, transform, found.descent, dtypes, device=device, verify=verify)
+        best = judgement if best is None or judgement.distance_after < best.distance_after else best
+        if best.distance_after < best.distance_before and _turns(transform, b):
+            break
+    assert best is not None
+    return best
 
 
-def _candidates(transform: Transform, b: Weights) -> Iterator[Transform]:
-    """With A's gains and free values, and without: behind a gain of A close to zero B's weights grow large. A rotated
-    stream has no choice, as its gains were folded."""
+def _candidates(found: Found, a: Weights, b: Weights, part: Symmetry, device: torch.device) -> Iterator[Transform]:
+    """With A's gains and free values, and without: behind a gain of A close to zero B's weights grow large.
+
+    A rotated stream needs its gains folded: where A's do not bring it closer, they stay so.
+    """
+    transform = found.transform
     yield transform
-    if transform.gauge and not Action(b.arch, transform.elements).rotates(STREAM):
+    if _turns(transform, b):
+        yield dressed(a, b, part, found.elements, device, folded=True)
+    elif transform.gauge:
         yield replace(transform, gauge={})
+
+
+def _turns(transform: Transform, b: Weights) -> bool:
+    return Action(b.arch, transform.elements).rotates(STREAM)
 
 
 def judged(
@@ -67,18 +82,17 @@ def judged(
 
     Without `closer` something else has decided for it, and it stays whatever the distance.
     """
-    moved = transform.apply(b, device=device)
-    scope = _tensors(part)
-    squares = {
-        space: _squares(a, b, moved, [name for name in names if name in scope], dtypes)
-        for space, names in blocks(b.arch).items()
-    }
+    measured = _Measured(a, b, part, transform.apply(b, device=device), dtypes)
+    probe = BlockProbe.of(b, transform, device) if verify else None
+    squares, exact, changes = measured.by_layer(probe)
     before, after, size = (sum(s[k] for s in squares.values()) for k in range(3))
     if closer and not after < before:
-        transform, moved = Transform(b.arch.family, dict(b.arch.spaces)), b
+        transform, changes = Transform(b.arch.family, dict(b.arch.spaces)), dict.fromkeys(changes, 0.0)
         squares = {space: (s[0], s[0], s[2]) for space, s in squares.items()}
         after = before
-    changes = _verified(b, transform, moved, dtypes, part, device) if verify else {}
+    elif transform.elements or transform.gauge:
+        for layer, change in exact.items():
+            require_unchanged(layer, change)
     heads = [transform.elements.get(n, g.identity()) for n, g in part.groups.items() if isinstance(g, Heads)]
     rows = [_row(space, s, descent, changes) for space, s in squares.items() if s[2] > 0]
     scale = max(size, 1e-300)
@@ -108,35 +122,62 @@ def _tensors(part: Symmetry) -> frozenset[str]:
     return frozenset(touched.union(*(c.touches for c in part.coordinates.values())) if part.coordinates else touched)
 
 
-def _squares(
-    a: Weights, b: Weights, moved: Weights, names: list[str], dtypes: Mapping[str, torch.dtype]
-) -> tuple[float, float, float]:
-    """Squared distances from A before and after, both as stored, and A's own square."""
-    before = after = size = 0.0
-    for name in names:
-        reference = a[name].to(torch.float64)
-        before += float((b[name].to(dtypes[name]).to(torch.float64) - reference).square().sum())
-        after += float((moved[name].to(dtypes[name]).to("cpu", torch.float64) - reference).square().sum())
-        size += float(reference.square().sum())
-    return before, after, size
+@dataclass(frozen=True)
+class _Measured:
+    """B as moved, beside A and beside itself: each of its tensors is computed once, for all that is asked of it."""
+
+    a: Weights
+    b: Weights
+    part: Symmetry
+    moved: Weights
+    dtypes: Mapping[str, torch.dtype]
+
+    def by_layer(self, probe: BlockProbe | None) -> tuple[dict[str, Squares], dict[int, float], dict[int, float]]:
+        """Squares by block; how far each layer's function moved, in float64 and as stored."""
+        table, scope = blocks(self.b.arch), _tensors(self.part)
+        squares: dict[str, Squares] = {}
+        exact: dict[int, float] = {}
+        stored: dict[int, float] = {}
+        for spaces in _together(table):
+            names = [name for space in spaces for name in table[space] if name in scope]
+            held = self.moved if spaces == (ENDS,) else self.moved.held(names)
+            for space in spaces:
+                squares[space] = self._squares(held, [name for name in table[space] if name in scope])
+            layer = _layer(spaces[0])
+            if probe and layer is not None and f"heads{layer}" in self.part.groups:
+                exact[layer], stored[layer] = probe.changes(layer, held, _Stored(held, self.dtypes))
+        return {space: squares[space] for space in table}, exact, stored
+
+    def _squares(self, moved: Tensors, names: list[str]) -> Squares:
+        """Squared distances from A before and after, both as stored, and A's own square."""
+        sums = torch.zeros(3, dtype=torch.float64)
+        for name in names:
+            after = moved[name].to(self.dtypes[name]).cpu()
+            before = self.b[name].to(self.dtypes[name]).cpu()
+            for x, y, z in zip(*(_chunks(t) for t in (before, after, self.a[name].cpu())), strict=True):
+                reference = z.to(torch.float64)
+                for k, part in enumerate((x - reference, y - reference, reference)):
+                    sums[k] += part.square().sum()  # not in place: a reference in float64 is A itself
+        before_, after_, size = sums.tolist()
+        return before_, after_, size
 
 
-def _verified(
-    b: Weights,
-    transform: Transform,
-    moved: Weights,
-    dtypes: Mapping[str, torch.dtype],
-    part: Symmetry,
-    device: torch.device,
-) -> dict[int, float]:
-    """How far each layer's contribution moves as stored; an error if the alignment itself would move one."""
-    probe = BlockProbe.of(b, transform, device)
-    changes = {}
-    for layer in (i for i in range(b.arch.sizes.n_layers) if f"heads{i}" in part.groups):
-        if transform.elements or transform.gauge:
-            probe.require_unchanged(layer)
-        changes[layer] = probe.change(layer, _Stored(moved, dtypes))
-    return changes
+def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.reshape(-1).split(CHUNK)
+
+
+def _together(spaces: Iterable[str]) -> list[tuple[str, ...]]:
+    """Blocks of one layer together: what they add to the stream is verified as a sum."""
+    found: dict[object, list[str]] = {}
+    for space in spaces:
+        layer = _layer(space)
+        found.setdefault(space if layer is None else layer, []).append(space)
+    return [tuple(group) for group in found.values()]
+
+
+def _layer(space: str) -> int | None:
+    named = _LAYER.fullmatch(space)
+    return int(named[2]) if named else None
 
 
 class _Stored(Mapping[str, Tensor]):
@@ -155,11 +196,8 @@ class _Stored(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def _row(
-    space: str, squares: tuple[float, float, float], descent: Descent | None, changes: Mapping[int, float]
-) -> dict[str, object]:
-    named = re.fullmatch(r"(heads|ff)(\d+)", space)
-    layer = int(named[2]) if named else None
+def _row(space: str, squares: Squares, descent: Descent | None, changes: Mapping[int, float]) -> dict[str, object]:
+    named, layer = _LAYER.fullmatch(space), _layer(space)
     scale = max(squares[2], 1e-300)
     head = descent.heads.get(space) if descent else None
     return {

@@ -38,34 +38,39 @@ class BlockProbe:
         return BlockProbe(b.arch, Doubled(b, device), Doubled(moved, device), Action(b.arch, turn))
 
     def change(self, layer: int, written: Tensors | None = None) -> float:
-        """How far the sum of this layer's attention and feed-forward moved, relative to the largest entry.
+        """How far the sum of this layer's attention and feed-forward moved, relative to the largest entry."""
+        return self.changes(layer, self.after if written is None else written)[0]
+
+    def changes(self, layer: int, *others: Tensors) -> list[float]:
+        """The same for several models in the moved frame, with one run of B's own layer.
 
         Behind LayerNorms the mean of what is written to the stream is not seen, and does not count.
         """
-        rng = torch.Generator().manual_seed(layer)
-        after = self.after if written is None else Doubled(written, self.before[next(iter(self.before))].device)
-        expected, found = torch.zeros(()), torch.zeros(())
-        for norm, run in ((self._attention_norm(layer), _attention), (self._units_norm(layer), _units)):
-            gain = self.before[norm.gain]
-            z = _normalised(torch.randn(LENGTH, len(gain), generator=rng, dtype=torch.float64).to(gain.device), norm)
-            turned = self.turn.act(z, -1, Axis((Term(STREAM),)))
-            expected = expected + run(self.arch, layer, self.before, _read(self.arch, self.before, norm, z), norm)
-            found = found + run(self.arch, layer, after, _read(self.arch, after, norm, turned), norm)
-        for bias in self._biases(layer):
-            expected, found = expected + self.before[bias], found + after[bias]
+        expected = self._run(layer, self.before, Action(self.arch, {}))
         expected = self.turn.act(expected, -1, Axis((Term(STREAM),)))
-        difference = found - expected
-        if all(norm.kind == "layer" for norm in self.arch.norms.values() if norm.space == STREAM):
-            difference = difference - difference.mean(-1, keepdim=True)
-        return float(difference.abs().max() / expected.abs().max().clamp(min=1e-300))
+        found = []
+        for tensors in others:
+            difference = self._run(layer, Doubled(tensors, expected.device), self.turn) - expected
+            if all(norm.kind == "layer" for norm in self.arch.norms.values() if norm.space == STREAM):
+                difference = difference - difference.mean(-1, keepdim=True)
+            found.append(float(difference.abs().max() / expected.abs().max().clamp(min=1e-300)))
+        return found
+
+    def _run(self, layer: int, tensors: Tensors, turn: Action) -> Float[Tensor, "t d"]:
+        """What a layer adds to random streams, turned as its model is turned."""
+        rng = torch.Generator().manual_seed(layer)
+        total = torch.zeros(())
+        for norm, run in ((self._attention_norm(layer), _attention), (self._units_norm(layer), _units)):
+            gain = tensors[norm.gain]
+            z = _normalised(torch.randn(LENGTH, len(gain), generator=rng, dtype=torch.float64).to(gain.device), norm)
+            turned = turn.act(z, -1, Axis((Term(STREAM),)))
+            total = total + run(self.arch, layer, tensors, _read(self.arch, tensors, norm, turned), norm)
+        for bias in self._biases(layer):
+            total = total + tensors[bias]
+        return total
 
     def require_unchanged(self, layer: int) -> None:
-        change = self.change(layer)
-        if not change <= EXACT:
-            raise VerificationError(
-                f"layer {layer}: the alignment found would change what this layer adds to the stream by {change:.1e} "
-                f"(allowed {EXACT:.0e}); nothing was written: try --scope all-attention, and please report the models"
-            )
+        require_unchanged(layer, self.change(layer))
 
     def _biases(self, layer: int) -> set[str]:
         """What the layer adds whatever it reads; a parallel attention and feed-forward may share one."""
@@ -84,6 +89,15 @@ class BlockProbe:
         axes = (a for name, *_ in self.arch.carriers(f"ff{layer}") for a in self.arch.tensors[name].roles[0].axes)
         return next(
             self.arch.norms[axis.name] for axis in axes if axis.name is not None and axis.name in self.arch.norms
+        )
+
+
+def require_unchanged(layer: int, change: float) -> None:
+    """Refuse an alignment that changes what a layer does by more than rounding, before it is stored."""
+    if not change <= EXACT:
+        raise VerificationError(
+            f"layer {layer}: the alignment found would change what this layer adds to the stream by {change:.1e} "
+            f"(allowed {EXACT:.0e}); nothing was written: try --scope all-attention, and please report the models"
         )
 
 

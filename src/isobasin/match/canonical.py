@@ -1,24 +1,26 @@
 """A model as whole-model matching sees it: folded, centred, units balanced; one block of tensors at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from isobasin.action import Action
 from isobasin.arch import Architecture, Space
 from isobasin.groups import Element, Monomial
+from isobasin.match.acting import Acting
 from isobasin.match.scales import balance
+from isobasin.match.slices import slices
 from isobasin.normalize import normalize
 from isobasin.symmetries import Symmetry
+from isobasin.transform import Transform
 from isobasin.views import Tensors
 from isobasin.weights import Weights
 
 STREAM = "resid"
 ENDS = ""  # the block of tensors that live on the stream alone: embeddings, head, biases
-HELD = 2**28  # numbers of a model that may stay in memory between sweeps
+HELD = 2**29  # bytes of a model that may stay in memory between sweeps
 
 
 def blocks(arch: Architecture) -> dict[str, tuple[str, ...]]:
@@ -48,32 +50,57 @@ class Canonical:
     _kept: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def flat(self) -> Weights:
-        return normalize(self.weights, only=self.part.coordinates).apply(self.weights, device=self.device)
+    def _normal(self) -> Transform:
+        return normalize(self.weights, only=self.part.coordinates)
+
+    @cached_property
+    def _flat(self) -> Weights:
+        return self._normal.apply(self.weights, device=self.device)
+
+    @property
+    def held(self) -> bool:
+        """Whether the whole model is small enough to stay in memory."""
+        return self.weights.n_params * self.dtype.itemsize <= HELD
 
     def block(self, space: str) -> Mapping[str, Tensor]:
         """The tensors of a block; kept in memory where the whole model is small enough."""
         if space in self._kept:
             return self._kept[space]
-        tensors = {name: self.flat[name].to(self.device, self.dtype) for name in blocks(self.weights.arch)[space]}
-        if space in self.part.groups:
-            action = Action(self.weights.arch, {space: self._balance(space, tensors)})
+        tensors = {name: self._flat[name].to(self.device, self.dtype) for name in blocks(self.weights.arch)[space]}
+        if _has_scales(self.weights.arch, space):
+            action = Acting(self.weights.arch, {space: self._balance(space, tensors)})
             tensors = {name: action.tensor(name, t) for name, t in tensors.items()}
-        if self.weights.n_params <= HELD:
+        if self.held:
             self._kept[space] = tensors
         return tensors
 
+    def pieces(self, space: str) -> Iterator[Mapping[str, Tensor]]:
+        """The same tensors part by part: those of the stream alone are tall, and come a few rows at a time."""
+        if space != ENDS or self.held or space in self._kept:
+            yield self.block(space)
+            return
+        for name in blocks(self.weights.arch)[space]:
+            for part in slices(self.weights, self.part, name):
+                flat = self._normal.apply(part, device=self.device)
+                yield {name: flat[name].to(self.device, self.dtype)}
+
     def balance(self, space: str) -> Element:
         """The scales that were applied to the units of this space; the identity where there are none."""
-        raw = {name: self.flat[name].to(self.device, self.dtype) for name in blocks(self.weights.arch)[space]}
+        if not _has_scales(self.weights.arch, space):
+            return self.part.groups[space].identity()
+        raw = {name: self._flat[name].to(self.device, self.dtype) for name in blocks(self.weights.arch)[space]}
         return self._balance(space, raw)
 
     def _balance(self, space: str, tensors: Tensors) -> Element:
-        group, place = self.part.groups[space], self.weights.arch.spaces[space]
-        if not isinstance(place, Space) or place.kind not in ("positive", "scaled"):
-            return group.identity()
+        place = self.weights.arch.spaces[space]
+        assert isinstance(place, Space)
         found = _sizes(self.weights.arch, place, tensors)
         return Monomial(torch.arange(place.size), balance(*found).cpu().to(torch.float64))
+
+
+def _has_scales(arch: Architecture, space: str) -> bool:
+    place = arch.spaces.get(space)
+    return isinstance(place, Space) and place.kind in ("positive", "scaled")
 
 
 def _sizes(arch: Architecture, space: Space, tensors: Tensors) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ class Matcher(Protocol):
 class WeightMatching:
     """From the weights alone: exact head costs from Grams, and the global or Newton-polished optimum in each head."""
 
-    scope: str = "all-attention"
+    scope: str = "model"
     stage2: Method = "full"
     head_distance: HeadDistance = "complete"
 
@@ -52,7 +52,7 @@ class ActivationMatching:
     """
 
     roots: Mapping[str, Tensor] = field(default_factory=dict)
-    scope: str = "all-attention"
+    scope: str = "model"
     stage2: Method = "full"
     head_distance: HeadDistance = "complete"
     agreements: Mapping[str, Tensor] = field(default_factory=dict)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isobasin.action import Action
 from isobasin.arch import Architecture, Term
 from isobasin.groups import Element
+from isobasin.match.acting import Acting
 from isobasin.shapes import Float
 from isobasin.views import Tensors
 
@@ -32,12 +32,12 @@ class Overlap:
     dual_size: Float[Tensor, " n"]
 
     def __add__(self, other: "Overlap") -> "Overlap":
-        return Overlap(*(x + y for x, y in zip(vars(self).values(), vars(other).values())))
+        return Overlap(*(_sum(x, y) for x, y in zip(vars(self).values(), vars(other).values())))
 
     @property
     def turning(self) -> Tensor:
         """All that moves with a self-dual element."""
-        return self.primal + self.dual + self.signed
+        return _sum(_sum(self.primal, self.dual), self.signed)
 
     def joined(self, benefit: Tensor | None) -> "Overlap":
         """With a table of benefits that depend on the permutation and the signs alone."""
@@ -49,7 +49,7 @@ def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Itera
 
     A tensor with two axes in this space is linearised: on each axis in turn, with `element` acting on the other.
     """
-    action = Action(arch, {space: element})
+    action = Acting(arch, {space: element})
     total = empty(element.n, next(iter(b.values())))
     for name in names:
         words = arch.tensors[name].roles[0].axes  # a tied tensor counts once: its roles agree
@@ -64,8 +64,15 @@ def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Itera
 
 def empty(size: int, like: Tensor) -> Overlap:
     """Two models that have nothing in common on a space of this size."""
-    square = torch.zeros(size, size, dtype=like.dtype, device=like.device)
+    square = torch.zeros((), dtype=like.dtype, device=like.device).expand(size, size)  # takes no memory
     return Overlap(square, square, square, square, square[:, 0], square[:, 0])
+
+
+def _sum(x: Tensor, y: Tensor) -> Tensor:
+    """x + y; tables of a wide layer are large, and most of them are the empty one."""
+    if not any(x.stride()):
+        return y
+    return x if not any(y.stride()) else x + y
 
 
 def _of_axis(a: Tensor, b: Tensor, axis: int, term: Term, like: Overlap) -> Overlap:

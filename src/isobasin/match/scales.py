@@ -1,5 +1,7 @@
 """The scale of a unit: up rows move by s, down columns by 1/s."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ def best_scales(
     """The s that minimises u s² − 2 p s + d/s² − 2 q/s: u, d the squares of B's rows and columns, p, q their products
     with A's. Searched on a grid of log |s| (for both signs where `signs`), then polished by Newton's method.
 
-    A unit without rows or without columns has no best scale: it keeps 1.
+    A dead unit, without rows or without columns, takes the scale that is best for what it has; an empty one keeps 1.
     """
     start = torch.log((d / u).clamp(1e-8, 1e8)) / 4  # where B is balanced
     grid = start + torch.linspace(-_REACH, _REACH, _STEPS, dtype=u.dtype)[:, None]
@@ -23,7 +25,17 @@ def best_scales(
     scale, least = candidates[0][1].exp(), candidates[0][2]
     for sign, t, cost in candidates[1:]:
         scale, least = torch.where(cost < least, sign * t.exp(), scale), torch.minimum(cost, least)
-    return torch.where((u > 0) & (d > 0), scale, torch.ones_like(scale))
+    return torch.where((u > 0) & (d > 0), scale, _of_dead(u, d, p, q, signs=signs))
+
+
+def _of_dead(u: Tensor, d: Tensor, p: Tensor, q: Tensor, *, signs: bool) -> Tensor:
+    """u s² − 2 p s alone has its minimum at p/u, d/s² − 2 q/s alone at d/q; within reach, and of a sign it may have."""
+    one = torch.ones_like(u)
+    by_columns, by_rows = (u == 0) & (d > 0) & (q != 0), (d == 0) & (u > 0) & (p != 0)
+    found = torch.where(by_columns, d / torch.where(by_columns, q, one), one)
+    found = torch.where(by_rows, p / torch.where(by_rows, u, one), found)
+    size = found.abs().clamp(math.exp(-_REACH), math.exp(_REACH))
+    return torch.where((found > 0) | signs, found.sign() * size, one)
 
 
 def _best(u: Tensor, d: Tensor, p: Tensor, q: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,9 @@ def _signed(found: Overlap) -> Monomial:
 
 def _scaled(found: Overlap, *, signs: bool) -> Monomial:
     """Benefit of a pair at scale ±1; then the exact scale of every chosen pair."""
-    index = _assigned(found.magnitude + (found.turning.abs() if signs else found.turning))
+    benefit = found.turning.abs() if signs else found.turning.clone()
+    benefit += found.magnitude  # in place: the tables of a wide layer are what a sweep needs most memory for
+    index = _assigned(benefit)
     rows = torch.arange(len(index))
     p, q, t = (m.cpu()[rows, index].to(torch.float64) for m in (found.primal, found.dual, found.signed))
     u, d = (s.cpu()[index].to(torch.float64) for s in (found.primal_size, found.dual_size))

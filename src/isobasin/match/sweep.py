@@ -6,15 +6,15 @@ The objective, the squared distance of the canonical forms (and what activations
 sweep: what would raise it is not taken.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from isobasin.action import Action
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.groups import Element
+from isobasin.match.acting import Acting
 from isobasin.match.activations_whole import Agreement
 from isobasin.match.attention import attention_matrices
 from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks
@@ -26,17 +26,22 @@ from isobasin.match.verification import check_element
 from isobasin.views import Tensors
 
 Elements = Mapping[str, Element]
-ROUNDING = 1e-20  # a distance this much smaller than at the start is none (squared)
+# A distance this much smaller than at the start is none (squared).
+ROUNDING = {torch.float64: 1e-20, torch.float32: 1e-11}
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Where the sweeps ended: elements between the canonical forms, and the objective sweep by sweep."""
+    """Where the sweeps ended: elements between the canonical forms, and the objective sweep by sweep.
+
+    `ahead` is what the last sweep proposed, if nobody has measured it yet: where to go on from.
+    """
 
     elements: Elements
     history: tuple[float, ...]
     converged: bool
     heads: Mapping[str, HeadMatch] = field(default_factory=dict)
+    ahead: tuple[Elements, Mapping[str, HeadMatch]] | None = None
 
     @property
     def square(self) -> float:
@@ -68,33 +73,40 @@ class Board:
     def from_ends(self) -> dict[str, Element]:
         """A first guess of the stream's map, from embeddings, head and the stream's biases alone."""
         here = self.identity
-        return here | ({STREAM: self._turned(self._on_stream(ENDS, here))} if self.turns else {})
+        if not self.turns:
+            return here
+        found = self._nothing()
+        for a, b in self._pieces(ENDS):
+            found = found + self._on_stream(a, b, here)
+        return here | {STREAM: self._turned(found)}
 
     def from_agreement(self) -> dict[str, Element]:
         """A first guess of the stream's map from activations alone."""
-        size = self.b.part.groups[STREAM].identity().n
-        return self.identity | {STREAM: self._turned(empty(size, torch.zeros((), dtype=self.b.dtype)))}
+        return self.identity | {STREAM: self._turned(self._nothing())}
 
     def descend(
         self,
-        start: Elements,
+        start: Elements | Descent,
         *,
         most: int,
         tolerance: float = 1e-4,
         watch: Callable[[int, float], None] | None = None,
     ) -> Descent:
-        """Sweep until the distance stops falling. Its value at a state is measured exactly, by the sweep that
-        starts there."""
-        state, best = dict(start), dict(start)
-        history: list[float] = []
-        heads: dict[str, HeadMatch] = {}
-        found = heads
+        """Sweep until the distance stops falling, from a state or where another descent of this board stopped.
+
+        The value of a state is measured exactly, by the sweep that starts there.
+        """
+        past = start if isinstance(start, Descent) else Descent(dict(start), (), False)
+        if past.converged:
+            return past
+        state, heads = past.ahead or (past.elements, past.heads)
+        best, found, history = past.elements, past.heads, list(past.history) if past.ahead else []
         for number in range(most):
             square, proposed, matched = self.sweep(state)
             if history and not square < history[-1]:
                 return Descent(best, tuple(history), True, found)
             settled = bool(history) and (
-                history[-1] - square <= tolerance * history[-1] or square <= ROUNDING * history[0]
+                history[-1] - square <= tolerance * history[-1] or square <= ROUNDING[self.b.dtype] * history[0]
             )
             best, found = state, heads
             history.append(square)
@@ -103,34 +115,51 @@ class Board:
             if settled:
                 return Descent(best, tuple(history), True, found)
             state, heads = proposed, matched
-        return Descent(best, tuple(history), False, found)
+        return Descent(best, tuple(history), False, found, (state, heads))
 
     def sweep(self, elements: Elements) -> tuple[float, dict[str, Element], dict[str, HeadMatch]]:
-        """The objective at these elements, and better ones."""
+        """The objective at these elements, and better ones. Reads each model once, a block at a time."""
         now = dict(elements)
         matched: dict[str, HeadMatch] = {}
-        square, on_stream = self._distance(ENDS, now), self._on_stream(ENDS, now) if self.turns else None
-        square += self.agreement.missing(STREAM, now[STREAM]) if self.turns else 0.0
-        for name in (n for n in blocks(self.arch) if n not in (ENDS, STREAM)):
-            if name not in self.b.part.groups:
-                if self.turns:
-                    square += self._distance(name, now)
-                continue
-            square += self._match(name, now, matched)
-            if on_stream is not None:
-                on_stream = on_stream + self._on_stream(name, now)
-        if on_stream is not None:
+        square = self.agreement.missing(STREAM, now[STREAM]) if self.turns else 0.0
+        on_stream = self._nothing() if self.turns else None
+        for name, tensors in blocks(self.arch).items():
+            if tensors and (name == ENDS or name in self.b.part.groups or self.turns):
+                more, part = self._visit(name, now, matched)
+                square, on_stream = square + more, on_stream + part if on_stream else None
+        if on_stream:
             now[STREAM] = self._turned(on_stream)
         return square, now, matched
+
+    def _visit(self, name: str, now: dict[str, Element], matched: dict[str, HeadMatch]) -> tuple[float, Overlap]:
+        """Match one block; what the objective had there, and its overlap on the stream. Nothing of it stays behind."""
+        square, on_stream = 0.0, self._nothing()
+        for a, b in self._pieces(name):
+            if name in self.b.part.groups:
+                square += self._match(name, a, b, now, matched)
+            else:
+                square += _square(a, Acting(self.arch, now), b)
+            if self.turns:
+                on_stream = on_stream + self._on_stream(a, b, now)
+        return square, on_stream
+
+    def _pieces(self, name: str) -> Iterator[tuple[Tensors, Tensors]]:
+        return zip(self.a.pieces(name), self.b.pieces(name), strict=True)
+
+    def _nothing(self) -> Overlap:
+        return empty(self.arch.sizes.d_model, torch.zeros((), dtype=self.b.dtype, device=self.b.device))
 
     def _turned(self, found: Overlap) -> Element:
         space = self.arch.spaces[STREAM]
         assert isinstance(space, Space)
         return match_space(space, found.joined(self.agreement.benefit(STREAM, found.primal)))
 
-    def _match(self, name: str, now: dict[str, Element], matched: dict[str, HeadMatch]) -> float:
+    def _match(
+        self, name: str, a: Tensors, raw: Tensors, now: dict[str, Element], matched: dict[str, HeadMatch]
+    ) -> float:
         """Give this space a better element, if there is one; what the objective had here before."""
-        a, b = self.a.block(name), self._moved(name, now, skip=name)
+        elsewhere = Acting(self.arch, {n: g for n, g in now.items() if n != name})
+        b = {n: elsewhere.tensor(n, t) for n, t in raw.items()}
         before = self._objective(name, now[name], a, b)
         space = self.arch.spaces[name]
         proposed: Element
@@ -147,23 +176,17 @@ class Board:
         return before
 
     def _objective(self, name: str, element: Element, a: Tensors, b: Tensors) -> float:
-        return _square(a, Action(self.arch, {name: element}), b) + self.agreement.missing(name, element)
+        return _square(a, Acting(self.arch, {name: element}), b) + self.agreement.missing(name, element)
 
-    def _moved(self, name: str, now: Elements, skip: str = "") -> dict[str, Tensor]:
-        """B's block where the elements have moved it, all but one of them."""
-        action = Action(self.arch, {n: g for n, g in now.items() if n != skip})
-        return {n: action.tensor(n, t) for n, t in self.b.block(name).items()}
-
-    def _distance(self, name: str, now: Elements) -> float:
-        return _square(self.a.block(name), Action(self.arch, now), self.b.block(name))
-
-    def _on_stream(self, name: str, now: Elements) -> Overlap:
-        b = self._moved(name, now, skip=STREAM)
-        return overlap(self.arch, STREAM, self.a.block(name), b, b, now[STREAM])
+    def _on_stream(self, a: Tensors, b: Tensors, now: Elements) -> Overlap:
+        """What this block adds to the overlap on the stream, with B's other spaces where they have moved to."""
+        others = Acting(self.arch, {n: g for n, g in now.items() if n != STREAM})
+        moved = {n: others.tensor(n, t) for n, t in b.items()}
+        return overlap(self.arch, STREAM, a, moved, moved, now[STREAM])
 
 
-def _square(a: Tensors, action: Action, b: Tensors) -> float:
-    return float(sum((a[name] - action.tensor(name, t)).square().sum(dtype=torch.float64) for name, t in b.items()))
+def _square(a: Tensors, action: Acting, b: Tensors) -> float:
+    return sum(float((a[name] - action.tensor(name, t)).square_().sum(dtype=torch.float64)) for name, t in b.items())
 
 
 def _doubled(tensors: Tensors) -> dict[str, Tensor]:

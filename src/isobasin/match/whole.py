@@ -22,7 +22,11 @@ from isobasin.weights import Weights
 
 SWEEPS = 30
 TRIAL = 3  # sweeps before the starts are compared
-WIDE = 2**24  # numbers in a block above which it is held in float32
+WIDE = 2**24  # numbers in a block above which the model is swept in float32, and with few sweeps
+FOUND = 1e-3  # a start that leaves this little of the squared distance needs no other beside it
+
+
+Watch = Callable[[int, float], None] | None
 
 
 @dataclass(frozen=True)
@@ -41,26 +45,42 @@ def match_whole(
     *,
     device: torch.device,
     sweeps: int = SWEEPS,
-    watch: Callable[[int, float], None] | None = None,
+    watch: Watch = None,
 ) -> Found:
     """The elements and coordinates of the matcher's scope that bring B closest to A, by sweeps from several starts."""
     part = symmetry(b.arch).scoped(matcher.scope)
-    dtype = torch.float32 if _widest_block(b) > WIDE else torch.float64
+    wide = _widest_block(b) > WIDE
+    dtype = torch.float32 if wide else torch.float64
     board = Board(Canonical(a, part, dtype, device), Canonical(b, part, dtype, device), matcher)
     if isinstance(matcher, ActivationMatching):
         check_tables(b.arch, matcher.agreements)
         agreement = Agreement.of(matcher.agreements, matcher.pull, board.a, board.b)
         board = replace(board, agreement=agreement)
-    rough = replace(board, matcher=_rough(matcher))
-    trials = [rough.descend(start, most=TRIAL) for start in _starts(board)]
-    best = min(trials, key=lambda t: t.square)
-    best = rough.descend(best.elements, most=sweeps, watch=watch)
-    descent = board.descend(best.elements, most=sweeps, watch=watch)
+    descent = _swept_once(board, sweeps, watch) if wide else _swept(board, sweeps, watch)
     elements = {
         name: board.a.balance(name).inverse() @ g @ board.b.balance(name) if _scaled(b, name) else g
         for name, g in descent.elements.items()
     }
     return Found(elements, descent, dressed(a, b, part, elements, device))
+
+
+def _swept(board: Board, sweeps: int, watch: Watch) -> Descent:
+    """Every start for a few sweeps, the best one to its end; rotations inside heads first, then the whole group."""
+    rough = replace(board, matcher=_rough(board.matcher))
+    trials = [rough.descend(start, most=TRIAL) for start in _starts(board)]
+    best = rough.descend(min(trials, key=lambda t: t.square).elements, most=sweeps, watch=watch)
+    return board.descend(best.elements, most=sweeps, watch=watch)
+
+
+def _swept_once(board: Board, sweeps: int, watch: Watch) -> Descent:
+    """The same for models whose every sweep takes minutes: the whole group from the first sweep on, none of them done
+    twice, and an end where one gains less than a thousandth."""
+    trials: list[Descent] = []
+    for start in _starts(board):
+        trials.append(board.descend(start, most=2, tolerance=1e-3))
+        if trials[-1].square <= FOUND * trials[-1].history[0]:
+            break
+    return board.descend(min(trials, key=lambda t: t.square), most=sweeps, tolerance=1e-3, watch=watch)
 
 
 def _rough(matcher: Matcher) -> Matcher:
@@ -86,30 +106,43 @@ def _widest_block(b: Weights) -> int:
     return max(sum(torch.Size(b.arch.shapes[n]).numel() for n in names) for names in blocks(b.arch).values())
 
 
-def dressed(a: Weights, b: Weights, part: Symmetry, elements: Mapping[str, Element], device: torch.device) -> Transform:
-    """The elements, with every free coordinate at the value nearest to A's, and units scaled to A's own."""
+def dressed(
+    a: Weights,
+    b: Weights,
+    part: Symmetry,
+    elements: Mapping[str, Element],
+    device: torch.device,
+    *,
+    folded: bool = False,
+) -> Transform:
+    """The elements, with every free coordinate at the value nearest to A's, and units scaled to A's own.
+
+    Where `folded`, gains and shifts stay folded instead of taking A's values.
+    """
     reference, moving = Doubled(a, device), Doubled(b, device)
     coordinates = [c for c in part.coordinates.values() if c.usable(reference) and c.usable(moving)]
-    view, gauge = _dress(b, part, elements, coordinates, reference, moving)
+    view, gauge = _dress(b, elements, coordinates, reference, moving, folded)
     finer = {name: _rescaled(name, g, view, reference, b) for name, g in elements.items() if _scaled(b, name)}
     if finer:
         elements = {**elements, **finer}
-        view, gauge = _dress(b, part, elements, coordinates, reference, moving)
+        view, gauge = _dress(b, elements, coordinates, reference, moving, folded)
     return Transform(b.arch.family, dict(b.arch.spaces), elements, gauge)
 
 
 def _dress(
     b: Weights,
-    part: Symmetry,
     elements: Mapping[str, Element],
     coordinates: list[Coordinate],
     reference: Tensors,
     moving: Tensors,
+    folded: bool,
 ) -> tuple[Tensors, dict[str, Value]]:
     """B after the elements have acted on its folded form, with the coordinates set one stage after the other."""
     norms = {c: _gain_and_shift(c, moving, reference) for c in coordinates if isinstance(c, NormCoordinate)}
-    folded = View(moving, chain(*(c.set(c.canonical(value)) for c, value in norms.items())))
-    view: Tensors = View(folded, Action(b.arch, elements).changes())
+    if folded:
+        norms = {c: c.canonical(value) for c, value in norms.items()}
+    flat = View(moving, chain(*(c.set(c.canonical(value)) for c, value in norms.items())))
+    view: Tensors = View(flat, Action(b.arch, elements).changes())
     gauge: dict[str, Value] = {}
     for stage in Stage:
         chosen = [c for c in coordinates if c.stage == stage]

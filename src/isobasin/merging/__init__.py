@@ -1,4 +1,4 @@
-"""Merging: several models into one, aligned first or not; the rest is mergekit's, which reads what we write."""
+"""Several models: brought into one frame, and mixed into one; the rest is mergekit's, which reads what we write."""
 
 from isobasin.merging.document import read_recipe
 from isobasin.merging.merge import Merged, merge

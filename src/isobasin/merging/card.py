@@ -12,7 +12,7 @@ from isobasin.merging.mixing import Linear, Slerp
 from isobasin.merging.recipe import Recipe
 
 if TYPE_CHECKING:
-    from isobasin.merging.gathering import Distance
+    from isobasin.merging.many import Distance
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 

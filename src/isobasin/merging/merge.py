@@ -23,7 +23,7 @@ from isobasin.weights import Weights
 if TYPE_CHECKING:
     from isobasin.match.alignment import Alignment
     from isobasin.match.matchers import Matcher
-    from isobasin.merging.gathering import Distance, MatcherFor
+    from isobasin.merging.many import Aligner, Distance, MatcherFor
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ def merge(
     t: float | None = None,
     dtype: str | None = None,
     matcher: "Matcher | MatcherFor | None" = None,
+    aligner: "Aligner | None" = None,
     to: int | str = 0,
     rounds: int = 10,
     device: torch.device | None = None,
@@ -138,7 +139,8 @@ def merge(
     """Average models of one architecture (`linear`), or go from one to another along the great circle (`slerp`).
 
     With a `matcher` every model is first aligned to model `to`, or to the common mean (`to="mean"`, at most `rounds`
-    times); without one they are mixed as they are. `weights` are equal if not given and are divided by their sum;
+    times), as `align_many` does it; an `aligner`, a function of (moving, reference), can stand in its place. Without
+    either they are mixed as they are. `weights` are equal if not given and are divided by their sum;
     slerp takes `t`, or the share of the second weight. `dtype` is the type stored numbers are first rounded to and the
     merge is written in; without it each tensor keeps the widest of its types. A matcher that depends on the pair is
     given as a function of (reference, moving); `names` are what the model card calls the models.
@@ -154,7 +156,7 @@ def merge(
         normalize=normalize,
         dtype=None if dtype == "keep" else dtype,
         to=to,
-        align=matcher is not None,
+        align=matcher is not None or aligner is not None,
         tokenizer_source=tokenizer_source,
     )
     if len(recipe.models) != len(models):
@@ -162,37 +164,44 @@ def merge(
     for model in models[1:]:
         check_comparable(models[0], model)
     merged = Merged(models, recipe, recipe.arithmetic(), _dtypes(models, recipe.dtype))
-    return merged if matcher is None else _aligned(merged, matcher, matcher_name, to, rounds, device, watch)
+    if not recipe.align:
+        return merged
+    return _aligned(merged, matcher, aligner, matcher_name, rounds, device, watch)
 
 
 def _aligned(
     merged: Merged,
-    matcher: "Matcher | MatcherFor",
+    matcher: "Matcher | MatcherFor | None",
+    aligner: "Aligner | None",
     matcher_name: str | None,
-    to: int | str,
     rounds: int,
     device: torch.device | None,
     watch: Callable[[int, int], None] | None,
 ) -> Merged:
-    from isobasin.merging.gathering import gather
+    from isobasin.merging.many import align_many
 
-    if rounds < 1:
-        raise IsobasinError(f"rounds {rounds}: expected 1 or more")
-    factory = matcher if callable(matcher) else lambda a, b: matcher
     scopes: list[str] = []
 
     def noted(a: Weights, b: Weights) -> "Matcher":
-        made = factory(a, b)
+        assert matcher is not None
+        made = matcher(a, b) if callable(matcher) else matcher
         scopes.append(made.scope)
         return made
 
-    found = gather(merged.models, noted, to=to, rounds=rounds, device=device, watch=watch)
-    name = matcher_name or ("given" if callable(matcher) else type(matcher).__name__)
-    recipe = replace(merged.recipe, scope=scopes[0], matcher=name)
+    found = align_many(
+        merged.models,
+        matcher=None if matcher is None else noted,
+        to=merged.recipe.to,
+        rounds=rounds,
+        aligner=aligner,
+        device=device,
+        watch=watch,
+    )
+    name = matcher_name or ("given" if matcher is None or callable(matcher) else type(matcher).__name__)
     return replace(
         merged,
-        models=found.models,
-        recipe=recipe,
+        models=found.moved,
+        recipe=replace(merged.recipe, scope=next(iter(scopes), None), matcher=name),
         alignments=found.alignments,
         distances=found.distances,
         rounds=found.rounds,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from isobasin.path.files import write_text
+from isobasin.files import write_text
 from isobasin.tasks import Sums
 
 

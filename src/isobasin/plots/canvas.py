@@ -5,14 +5,14 @@ Colours are those of Okabe and Ito, which people with any of the common colour b
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isobasin.errors import IsobasinError
+from isobasin.files import check_place, write_whole
 from isobasin.report.fields import short
 from isobasin.report.result import PathResult
-from isobasin.report.writing import check_place, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,27 +55,37 @@ def write_figure(out: str | Path, size: tuple[float, float], draw: Draw) -> Path
 
     The reader's own matplotlib settings neither change the figure nor are changed by it.
     """
-    path = Path(out)
-    if path.suffix.lower() not in SUFFIXES:
-        raise IsobasinError(f"{path}: no kind of picture is known by {path.suffix!r}, expected .png, .svg or .pdf")
-    check_place(path, force=True)
+    return write_figure_as([Path(out)], size, draw)[0]
+
+
+def write_figure_as(paths: Sequence[Path], size: tuple[float, float], draw: Draw, *, dpi: int = _DPI) -> list[Path]:
+    """The same, drawn once and written to several places, each by the ending of its name."""
+    for path in paths:
+        if path.suffix.lower() not in SUFFIXES:
+            raise IsobasinError(f"{path}: no kind of picture is known by {path.suffix!r}, expected .png, .svg or .pdf")
+        check_place(path, force=True)
     import matplotlib
     from matplotlib.figure import Figure
 
-    kind = path.suffix.lower().removeprefix(".")
-    # Without a date the same result gives the same file.
-    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    data = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         # A name may hold letters the font does not have: a box is drawn, which is no reason to warn.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*missing")
-        figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
+        figure = Figure(figsize=size, dpi=dpi, layout="constrained")
         draw(figure)
-        figure.savefig(data, format=kind, metadata=dated)
-    write_whole(path, data.getvalue())
-    return path
+        made = [_saved(figure, path.suffix.lower().removeprefix(".")) for path in paths]
+    for path, data in zip(paths, made):
+        write_whole(path, data)
+    return list(paths)
+
+
+def _saved(figure: "Figure", kind: str) -> bytes:
+    # Without a date the same result gives the same file.
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    data = io.BytesIO()
+    figure.savefig(data, format=kind, metadata=dated)
+    return data.getvalue()
 
 
 def caption(figure: "Figure", title: str, below: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
+from isobasin.files import check_place, write_whole
 from isobasin.report.facts import verdict
 from isobasin.report.fields import short
 from isobasin.report.markup import Html, element, joined
@@ -18,7 +19,6 @@ from isobasin.report.reading import Source, read_result
 from isobasin.report.result import Pair, PathResult
 from isobasin.report.sections import pair_section
 from isobasin.report.wording import percent, plain
-from isobasin.report.writing import check_place, write_whole
 
 MAX_BYTES = 3_000_000
 
@@ -43,7 +43,6 @@ def render(results: Sequence[PathResult]) -> str:
         raise IsobasinError("no result to report, expected at least one path.json")
     pairs = [(i, result, pair) for i, result in enumerate(results) for pair in result.pairs]
     anchors = [f"r{i + 1}-{pair.key}" for i, _, pair in pairs]
-    style, script = _asset("page.css"), _asset("page.js")
     title = _title([pair for _, _, pair in pairs])
     body: list[Html | None] = [_summary([pair for _, _, pair in pairs], anchors) if len(pairs) > 1 else None]
     for i, result in enumerate(results):
@@ -55,13 +54,20 @@ def render(results: Sequence[PathResult]) -> str:
         body.append(
             provenance_section(result, i, "Provenance" if len(results) == 1 else f"Provenance of result {i + 1}")
         )
+    charts = [chart_of(pair) for _, _, pair in pairs]
+    return assembled(title, joined(body), charts=charts, results=[result.raw for result in results])
+
+
+def assembled(title: str, body: Html, *, charts: Sequence[Any], results: Sequence[Any], more_style: str = "") -> str:
+    """The page around a body: style, script, and the numbers that the script draws or hands out."""
+    style, script = _asset("page.css") + more_style, _asset("page.js")
     parts = {
         "policy": _policy(style, script),
         "title": joined([title]).source,
         "style": style,
-        "body": joined(body).source,
-        "charts": embedded([chart_of(pair) for _, _, pair in pairs]),
-        "results": embedded([result.raw for result in results]),
+        "body": body.source,
+        "charts": embedded(charts),
+        "results": embedded(results),
         "script": script,
     }
     # One pass: what is put in is not read again, whatever it holds.

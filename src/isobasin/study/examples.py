@@ -22,14 +22,16 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def draw(self, batch_size: int, waiting: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, targets, and the examples that still wait for their turn in this epoch."""
+        while len(waiting) < batch_size:
+            waiting = torch.cat([waiting, torch.randperm(len(self), generator=generator, device="cpu")])
+        chosen, waiting = waiting[:batch_size].to(self.inputs.device), waiting[batch_size:]
+        return ready(self.inputs[chosen]), self.targets[chosen], waiting
+
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Without end; every epoch is a new permutation, and a batch may reach over into the next."""
-        waiting = torch.empty(0, dtype=torch.int64, device="cpu")
-        while True:
-            while len(waiting) < batch_size:
-                waiting = torch.cat([waiting, torch.randperm(len(self), generator=generator, device="cpu")])
-            chosen, waiting = waiting[:batch_size].to(self.inputs.device), waiting[batch_size:]
-            yield self.inputs[chosen], self.targets[chosen]
+        return _endless(self, batch_size, generator)
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,39 @@ class Stream:
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.length
 
+    def draw(self, batch_size: int, waiting: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Windows that begin anywhere, with equal chance; nothing waits."""
+        starts = torch.randint(len(self.tokens) - self.length, (batch_size,), generator=generator, device="cpu")
+        return *windows(self.tokens, starts.to(self.tokens.device), self.length), waiting
+
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Without end; windows begin anywhere, with equal chance."""
-        windows = self.tokens.unfold(0, self.length + 1, 1)  # (starts, length + 1), a view
-        while True:
-            starts = torch.randint(len(windows), (batch_size,), generator=generator, device="cpu")
-            chosen = windows[starts.to(self.tokens.device)]
-            yield chosen[:, :-1], chosen[:, 1:]
+        """Without end."""
+        return _endless(self, batch_size, generator)
+
+
+def _endless(data: Labelled | Stream, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    waiting = nothing()
+    while True:
+        x, y, waiting = data.draw(size, waiting, generator)
+        yield x, y
+
+
+def nothing() -> Tensor:
+    """What waits before the first batch."""
+    return torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+def windows(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Inputs (N, length) from each start on, and the tokens one place further, int64."""
+    chosen = tokens.unfold(0, length + 1, 1)[starts].long()
+    return chosen[:, :-1], chosen[:, 1:]
+
+
+def ready(inputs: Tensor) -> Tensor:
+    """As a model reads them: bytes of pictures from −1 to 1, (x/255 − ½)/½; ids int64; anything else as it is."""
+    if inputs.dtype == torch.uint8 and inputs.ndim == 4:
+        return (inputs.float() / 255 - 0.5) / 0.5
+    return inputs if inputs.is_floating_point() else inputs.long()
 
 
 def examples(config: ModelConfig, inputs: Tensor, targets: Tensor | None) -> Labelled | Stream:

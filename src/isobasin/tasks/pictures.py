@@ -71,15 +71,28 @@ class Rows(Sequence[np.ndarray]):
 
 def class_folders(data: Path, split: str) -> list[tuple[str, list[Path]]]:
     """Classes and their pictures, both in the order of their names; of a folder with splits inside, that split."""
+    if (listed := data / "val" / "val_annotations.txt").is_file() and split == "test":
+        return _listed(listed)
     inner = next((data / name for name in _SPLITS.get(split, (split,)) if (data / name).is_dir()), data)
     if inner is not data and _pictures(inner):
         inner = data  # a class may be called "test"
     folders = sorted(f for f in inner.iterdir() if f.is_dir() and not f.name.startswith("."))
-    found = [(folder.name, _pictures(folder)) for folder in folders]
+    found = [(folder.name, _pictures(folder) or _pictures(folder / "images")) for folder in folders]
     return [(name, files) for name, files in found if files]
 
 
+def _listed(file: Path) -> list[tuple[str, list[Path]]]:
+    """Tiny ImageNet's validation pictures: one folder, and a table of name and class; its test has no labels."""
+    classes: dict[str, list[Path]] = {}
+    for row in read_bytes(file).decode("utf-8", "replace").splitlines():
+        name, _, rest = row.partition("\t")
+        classes.setdefault(rest.partition("\t")[0], []).append(file.parent / "images" / Path(name).name)
+    return sorted((name, sorted(files)) for name, files in classes.items() if name)
+
+
 def _pictures(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
     files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     return sorted(f for f in files if f.is_file())
 

@@ -1,0 +1,82 @@
+"""The seeds of a cell one after the other, and together as one stack of weights: seconds a step of all of them.
+
+    python bench/seeds.py                       # a small model, on what there is
+    python bench/seeds.py --layers 6 --width 192 --batch 256 --device cuda --json results/seeds.json
+
+Random pictures: only the time is measured. On CUDA one by one in bfloat16 and the stack in
+float32 (TF32 if TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1), each way also with its step as one graph.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from isobasin.model import ModelConfig, Transformer
+from isobasin.study.recipe import Recipe
+from isobasin.study.training import train
+from stacked import train_together
+
+
+def timed(way: str, arguments: argparse.Namespace, graphed: bool) -> float:
+    """Seconds for one step of every seed: a long run less a short one, so that set-up does not count."""
+    config = ModelConfig.preset(
+        "vit", positions="rope", n_layers=arguments.layers, n_heads=4, d_model=arguments.width,
+        d_ff=4 * arguments.width, image_size=arguments.side, patch_size=4,
+    )  # fmt: skip
+    device = torch.device(arguments.device)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (1024, 3, arguments.side, arguments.side), generator=generator, dtype=torch.uint8)
+    classes = torch.randint(10, (1024,), generator=generator)
+    seeds = list(range(arguments.seeds))
+    options = {"device": device, "graphed": graphed}
+    autocast = torch.bfloat16 if device.type == "cuda" else None
+
+    def run(steps: int) -> float:
+        models = [Transformer(config, seed=seed) for seed in seeds]
+        recipe = Recipe(steps=steps, batch_size=arguments.batch)
+        began = time.perf_counter()
+        if way == "together":
+            train_together(models, images, classes, recipe, seeds=seeds, **options)
+        else:
+            for model, seed in zip(models, seeds):
+                train(model, images, classes, recipe, seed=seed, autocast=autocast, **options)
+        return time.perf_counter() - began
+
+    run(2)
+    short, long = (min(run(steps) for _ in range(arguments.repeats)) for steps in (2, 2 + arguments.steps))
+    return (long - short) / arguments.steps
+
+
+def main() -> None:
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description="Seeds one after the other against seeds as one stack.")
+    parser.add_argument("--layers", type=int, default=6 if cuda else 2)
+    parser.add_argument("--width", type=int, default=192 if cuda else 32)
+    parser.add_argument("--side", type=int, default=32 if cuda else 16)
+    parser.add_argument("--batch", type=int, default=256 if cuda else 16)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=50 if cuda else 10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    ways = [(way, graphed) for graphed in (False, True) for way in ("one by one", "together")]
+    rows = {}
+    for way, graphed in ways if arguments.device.startswith("cuda") else ways[:2]:
+        label = f"{way}, {'graph' if graphed else 'eager'}"
+        rows[label] = timed(way, arguments, graphed)
+        gain = rows["one by one, eager"] / rows[label]
+        print(f"{label:20} {1000 * rows[label]:8.2f} ms a step of {arguments.seeds} seeds   × {gain:.2f}", flush=True)
+    if arguments.json:
+        said = {key: value for key, value in vars(arguments).items() if key != "json"}
+        name = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else "cpu"
+        facts = {"settings": said, "torch": torch.__version__, "device": name, "seconds": rows}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The report of a study: tables, figures and one self-contained page, from its JSON alone."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from isobasin.errors import IsobasinError
+from isobasin.files import write_whole
+from isobasin.report.markup import Html, joined
+from isobasin.report.page import assembled
+
+from .figures import write_figures
+from .page_sections import (
+    contents,
+    control_part,
+    curves_part,
+    heads_part,
+    intro,
+    layers_part,
+    models_part,
+    positions_part,
+    runs_part,
+    scope_parts,
+    stage2_part,
+    sweeps_part,
+)
+from .results import Study, read_study
+from .tables import summary_row
+
+PAGE, SUMMARY, FIGURES = "report.html", "summary.json", "figures"
+
+
+def write_study_report(folder: Path, output: Path | None = None, *, figures: bool = True) -> Path:
+    """Write report.html, summary.json and figures/ into the folder; `output` is another place for the page.
+
+    >>> write_study_report(Path("results/digits"))  # doctest: +SKIP
+    PosixPath('results/digits/report.html')
+    """
+    folder = Path(folder)
+    place = folder / PAGE if output is None else Path(output)
+    study = read_study(folder)
+    _check_place(place)
+    rows = {"name": study.name, "cells": [summary_row(cell) for cell in study.cells]}
+    write_whole(folder / SUMMARY, (json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    if figures:
+        write_figures(study, folder / FIGURES)
+    write_whole(place, render(study).encode("utf-8"))
+    return place
+
+
+def _check_place(place: Path) -> None:
+    if place.is_dir():
+        raise IsobasinError(f"{place}: a folder, expected the name of a page to write")
+    if not place.parent.is_dir():
+        raise IsobasinError(f"{place.parent}: no such folder for {place.name}; create it first")
+
+
+def render(study: Study) -> str:
+    """The text of the page."""
+    anchors = {id(cell): f"cell-{i + 1}" for i, cell in enumerate(study.cells)}
+    parts: list[tuple[str, str, Html]] = scope_parts(study, anchors)
+    for name, anchor, made in (
+        ("Absolute against RoPE", "positions", positions_part(study)),
+        ("Stage 2", "stage2", stage2_part(study)),
+        ("Stage 1", "heads", heads_part(study)),
+        ("Layers", "layers", layers_part(study)),
+        ("Control", "control", control_part(study)),
+        ("Sweeps", "sweeps", sweeps_part(study)),
+        ("Curves", "curves", curves_part(study, anchors)),
+        ("Models", "models", models_part(study)),
+        ("Runs", "runs", runs_part(study)),
+    ):
+        if made is not None:
+            parts.append((name, anchor, made))
+    links = contents([(name, anchor) for name, anchor, _ in parts])
+    body = joined([intro(study), links, *(made for _, _, made in parts)])
+    rows = [summary_row(cell) for cell in study.cells]
+    style = resources.files("isobasin.study").joinpath("page.css").read_text("utf-8")
+    return assembled(
+        f"{study.name}: which models are linearly connected?", body, charts=[], results=[rows], more_style=style
+    )

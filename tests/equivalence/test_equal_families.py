@@ -1,0 +1,66 @@
+"""Every family: a disguised copy is the same, a cast one the same at its precision, a changed one different."""
+
+import os
+
+import pytest
+import torch
+from equality_subjects import apart, matrices, model, perturbed, scrambled
+
+import isobasin as ib
+import tiny
+
+pytestmark = pytest.mark.hf
+
+# One of nearly each family in `make test`, all in `make test-all`.
+FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"
+SOME = ("gpt2-bare", "bert-bare-no-pooler", "vit-bare-no-pooler", "llama-bare", "gpt_neox-full-rotary")
+CASES = [c.name for c in tiny.CASES if c.name in SOME or FULL]
+
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.mark.parametrize("name", CASES if FULL else ["mistral-gqa"])
+def test_a_scrambled_copy_is_the_same(name: str) -> None:
+    a = model(name)
+    found = ib.equivalent(a, scrambled(a))
+    assert found.answer == "same", str(found)
+    assert found.precision == "float32"
+    assert found.element.kind == "group"
+    assert found.transform is not None
+    assert found.outputs.difference < 1e-4
+    assert "up to rounding of float32" in found.reason
+
+
+@every_case
+def test_a_scrambled_copy_in_a_narrow_type_is_the_same_at_that_precision(name: str) -> None:
+    a = model(name)
+    found = ib.equivalent(a, scrambled(a, torch.bfloat16))
+    assert (found.answer, found.precision) == ("same", "bfloat16"), str(found)
+    assert "up to rounding of bfloat16" in found.reason
+    assert max(r.distance for r in found.element.residuals) > 1e-4  # it is a copy that was rounded
+
+
+@every_case
+def test_one_matrix_changed_by_a_thousandth_is_different_with_a_witness(name: str) -> None:
+    a = model(name)
+    changed = matrices(a)[len(name) % len(matrices(a))]
+    b = scrambled(perturbed(a, changed))
+    found = ib.equivalent(a, b)
+    assert found.answer == "different", str(found)
+    assert found.witness is not None
+    assert found.witness.difference > 10 * found.witness.rounding
+    # Run again by formulas of our own, in float64: the difference is real.
+    assert apart(a, b, found.witness.inputs) == pytest.approx(found.witness.difference, rel=0.05)
+    assert apart(a, scrambled(a), found.witness.inputs) < 1e-5 < found.witness.difference
+    assert found.parting is not None
+    assert found.parting.ratio > 100
+    assert changed in found.parting.tensor or shares_space(a, changed, found.parting.tensor)
+
+
+def shares_space(a: ib.Weights, one: str, other: str) -> bool:
+    """Whether two tensors belong to one space beside the stream."""
+    spaces = [
+        {a.arch.space_of(t).name for role in a.arch.tensors[n].roles for axis in role.axes for t in axis.terms}
+        for n in (one, other)
+    ]
+    return bool((spaces[0] & spaces[1]) - {"resid"}) or spaces[0] == spaces[1]

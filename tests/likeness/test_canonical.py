@@ -1,0 +1,134 @@
+"""The canonical point: the same function, the same weights for the whole orbit, and itself its own canonical point."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from likeness_subjects import CASES, FULL, difference, held, moved, noisy, output_change, own, scrambled, subject
+
+import tiny
+from isobasin.likeness.canonical import canonical
+from isobasin.likeness.fixed import fixed
+from isobasin.model import ModelConfig, Transformer
+from isobasin.weights import Weights
+
+EXACT = 1e-9
+SAME = 1e-4
+DEFICIENT = 1e-3  # one head as wide as the stream: its keys, centred, have not full rank
+seeds = st.integers(0, 2**31)
+
+
+def point(weights: Weights) -> Weights:
+    return moved(canonical(weights), weights)
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("name", CASES)
+def test_a_whole_orbit_has_one_canonical_point(name: str) -> None:
+    weights = subject(name)
+    found = point(weights)
+    same = DEFICIENT if "one-head" in name else SAME
+    assert output_change(name, found, weights) <= EXACT
+    assert difference(found, weights) > 0.1, "it was canonical before: nothing was tested"
+    assert difference(point(scrambled(weights)), found) <= same
+    assert difference(point(found), found) <= same
+    assert difference(point(subject(name, 1)), found) > 0.1
+    assert difference(point(scrambled(noisy(weights, 1e-2))), found) > same
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("name", ["gpt2-lm-untied", "bert-masked-lm-tied", "vit-no-qkv-bias", "llama-gqa"])
+def test_transformers_loads_it_and_says_the_same(name: str, tmp_path: Path) -> None:
+    case = tiny.case(name)
+    tiny.save(case, tmp_path / "model")
+    model = case.build()
+    weights = subject(name)
+    canonical(weights).apply(weights).save(tmp_path / "plain")
+    for file in (tmp_path / "model").glob("config.json"):
+        (tmp_path / "plain" / file.name).write_bytes(file.read_bytes())
+    again = type(model).from_pretrained(tmp_path / "plain", attn_implementation="eager").eval()
+    inputs = case.inputs(0)
+    expected, found = tiny.logits(model, inputs), tiny.logits(again, inputs)
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max().clamp(min=1))
+    other = case.build(seed=1)
+    assert float((tiny.logits(other, inputs) - expected).abs().max()) > 1e-2
+
+
+@st.composite
+def configs(draw: st.DrawFn, smallest: int) -> ModelConfig:
+    """Any switches; with `smallest` 1 also sizes at which heads and streams are degenerate."""
+    positions, kv = draw(st.sampled_from(["none", "sinusoidal", "learned", "rope", "alibi"])), draw(st.integers(1, 2))
+    narrow = smallest == 1
+    d_head = draw(st.integers(2 if positions == "rope" else 1, 4)) if narrow else 2
+    sizes = {
+        "d_model": draw(st.integers(1, 8)) if narrow else 8,
+        "n_layers": draw(st.integers(1, 2)),
+        "n_heads": kv * draw(st.integers(1, 2)),
+        "n_kv_heads": kv,
+        "d_head": d_head,
+        "d_ff": draw(st.integers(smallest, 6)),
+        "rotary_dims": 2 if positions == "rope" else None,
+        "norm_eps": 1e-3,
+    }
+    switches = {
+        "positions": positions,
+        "norm": draw(st.sampled_from(["layer", "rms"])),
+        "post_norm": draw(st.booleans()),
+        "feed_forward": draw(st.sampled_from(["gelu", "swiglu"])),
+        "bias": draw(st.booleans()),
+    }
+    ends = draw(st.sampled_from([{"d_vocab": 9}, {"d_vocab": 9, "tied": True}, {"d_vocab": 3, "n_classes": 2}]))
+    return ModelConfig(**sizes, **switches, **ends, n_positions=6)
+
+
+def said(config: ModelConfig, weights: Weights) -> torch.Tensor:
+    model = Transformer(config).double()
+    model.load_state_dict({name: weights[name] for name in weights})
+    with torch.no_grad():
+        return model(torch.arange(12).reshape(2, 6) % (config.d_vocab or 1))
+
+
+@given(configs(1), seeds)
+@settings(max_examples=100 if FULL else 8, deadline=None)
+def test_the_function_stays_whatever_the_sizes(config: ModelConfig, seed: int) -> None:
+    weights = own(config, seed)
+    expected = said(config, weights)
+    largest = float(expected.abs().max().clamp(min=1))
+    assert float((said(config, point(weights)) - expected).abs().max()) <= 1e-8 * largest
+
+
+@given(configs(3), seeds)
+@settings(max_examples=100 if FULL else 8, deadline=None)
+def test_scrambled_copies_meet_under_every_switch(config: ModelConfig, seed: int) -> None:
+    weights = own(config, seed)
+    assert difference(point(scrambled(weights, seed % 1000)), point(weights)) <= SAME
+
+
+def test_a_head_that_writes_nothing_and_equal_heads_keep_the_function() -> None:
+    config = ModelConfig.preset("llama", d_model=12, n_layers=1, n_heads=2, d_ff=8, d_vocab=16, n_positions=6)
+    weights = own(config, 0)
+    name = "blocks.0.attn.o.weight"
+    empty = held(weights, {name: torch.zeros_like(weights[name])})
+    twice = held(weights, {n: _doubled(weights[n], n) for n in weights if ".attn." in n})
+    for model in (empty, twice):
+        assert float((said(config, point(model)) - said(config, model)).abs().max()) <= EXACT
+    assert float((said(config, empty) - said(config, twice)).abs().max()) > 1e-3
+
+
+def _doubled(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The second of two heads made equal to the first."""
+    axis = 1 if ".o." in name else 0
+    half = tensor.chunk(2, dim=axis)[0]
+    return torch.cat([half, half], dim=axis)
+
+
+def test_fixed_numbers_never_change() -> None:
+    found = fixed("a label", 4, 2)
+    assert torch.equal(found, fixed("a label", 4, 2))
+    assert not torch.equal(found, fixed("another", 4, 2))
+    assert found.flatten()[:2].tolist() == [-0.658247111449043, 1.202452918945443]
+    large = fixed("large", 10_000)
+    assert abs(float(large.mean())) < 0.05
+    assert float(large.var()) == pytest.approx(1, abs=0.05)

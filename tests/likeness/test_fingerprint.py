@@ -1,0 +1,150 @@
+"""Fingerprints: one for a whole orbit, whatever the rounding; another one for everything else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from likeness_subjects import CASES, FULL, cast, held, noisy, own, scrambled, subject
+
+from isobasin.action import Action
+from isobasin.errors import IsobasinError
+from isobasin.groups import HeadsElement, Matrix
+from isobasin.likeness.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
+from isobasin.model import ModelConfig
+from isobasin.symmetries import symmetry
+from isobasin.weights import Weights
+
+COPIES, STRANGERS = (1000, 100) if FULL else (40, 20)
+SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_head": 4, "d_ff": 12, "d_vocab": 20, "n_positions": 8}
+
+
+def small(seed: int = 0, **switches: object) -> Weights:
+    return own(ModelConfig(**{**SMALL, "positions": "rope", "norm": "rms", "feed_forward": "swiglu", **switches}), seed)
+
+
+@pytest.mark.slow
+def test_scrambled_copies_of_one_model_compare_equal_and_strangers_do_not() -> None:
+    weights = small()
+    mine = fingerprint(weights)
+    copies = [fingerprint(cast(scrambled(weights, seed), torch.float32)) for seed in range(COPIES)]
+    assert all(mine.matches(copy) for copy in copies)
+    strangers = [mine, *(fingerprint(small(seed)) for seed in range(1, STRANGERS))]
+    pairs = [(x, y) for k, x in enumerate(strangers) for y in strangers[:k]]
+    assert not any(x.matches(y) for x, y in pairs)
+    assert min(max(x.steps(y)) for x, y in pairs) > 20
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("name", CASES)
+def test_every_family_keeps_its_fingerprint_when_moved_or_cast(name: str) -> None:
+    weights = subject(name)
+    mine, exact = fingerprint(weights), invariants(weights)
+    copy = scrambled(weights)
+    assert float((invariants(copy) - exact).abs().max()) < 1e-9
+    assert float((invariants(cast(copy, torch.float32)) - exact).abs().max()) < 1e-4 * QUANTUM
+    assert mine.matches(fingerprint(cast(copy, torch.bfloat16)))
+    assert mine.matches(fingerprint(cast(weights, torch.float16)))
+    assert not mine.matches(fingerprint(subject(name, 1)))
+    assert not mine.matches(fingerprint(scrambled(noisy(weights, 0.1))))
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("name", ["gpt2-lm-untied", "bert-masked-lm-untied", "llama-biases", "gpt_neox-sequential"])
+def test_every_tensor_is_seen_unless_the_function_does_not_see_it(name: str) -> None:
+    weights, other = subject(name), subject(name, 1)
+    mine = fingerprint(weights)
+    for tensor, pattern in weights.arch.tensors.items():
+        if not pattern.buffer:
+            changed = fingerprint(held(weights, {tensor: other[tensor]}))
+            assert mine.matches(changed) == (tensor in unseen(name)), tensor
+
+
+def unseen(name: str) -> set[str]:
+    """Key biases without rotary positions stand alone in BERT; elsewhere they are fused with others, or matter."""
+    return {f"bert.encoder.layer.{i}.attention.self.key.bias" for i in range(2)} if name.startswith("bert") else set()
+
+
+def test_a_factor_that_rotary_positions_do_not_allow_is_seen() -> None:
+    """Q → Q g⁻¹, K → K gᵀ leaves Q Kᵀ as it is, but not what the layer computes at other offsets."""
+    weights = small()
+    rng = torch.Generator().manual_seed(0)
+    identity = symmetry(weights.arch).groups["heads0"].identity()
+    assert isinstance(identity, HeadsElement)
+    factors = torch.eye(4) + 0.5 * torch.randn(4, 4, 4, generator=rng, dtype=torch.float64)
+    outside = replace(identity, qk=Matrix(factors))
+    action = Action(weights.arch, {"heads0": outside})
+    names = [name for name in weights if "blocks.0.attn" in name]
+    moved = held(weights, {name: action.tensor(name, weights[name]) for name in names})
+    mine = fingerprint(weights)
+    assert not mine.matches(fingerprint(moved))
+    plain = small(positions="none")
+    allowed = held(plain, {name: action.tensor(name, plain[name]) for name in names})
+    assert fingerprint(plain).matches(fingerprint(allowed))
+
+
+@pytest.mark.parametrize(("positions", "same"), [("alibi", False), ("none", True)])
+def test_swapped_heads_are_seen_where_each_has_a_slope(positions: str, same: bool) -> None:
+    weights = small(positions=positions)
+    swap = torch.tensor([1, 0, 2, 3])
+    names = [name for name in weights if "blocks.0.attn" in name and not name.endswith("attn.o.bias")]
+    changes = {name: _swapped(weights[name], swap, axis=1 if ".o." in name else 0) for name in names}
+    assert fingerprint(weights).matches(fingerprint(held(weights, changes))) == same
+
+
+def _swapped(tensor: torch.Tensor, order: torch.Tensor, *, axis: int) -> torch.Tensor:
+    return tensor.unflatten(axis, (4, -1)).index_select(axis, order).flatten(axis, axis + 1)
+
+
+def test_layers_that_change_places_are_seen() -> None:
+    weights = small()
+    first = [name for name in weights if name.startswith("blocks.0.")]
+    swap = {name: name.replace("blocks.0.", "blocks.1.") for name in first}
+    swap |= {second: name for name, second in swap.items()}
+    assert not fingerprint(weights).matches(fingerprint(held(weights, {n: weights[m] for n, m in swap.items()})))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_a_fresh_model_of_zero_biases_and_unit_gains_keeps_its_fingerprint(model: str) -> None:
+    from isobasin.model import Transformer
+    from isobasin.weights import load
+
+    config = ModelConfig.preset(model, **{**SMALL, "bias": True})
+    module = Transformer(config, seed=0)
+    weights = load(module.state_dict(), config.to_dict())
+    mine = fingerprint(weights)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert mine.matches(fingerprint(cast(scrambled(weights), dtype)))
+    assert not mine.matches(fingerprint(load(Transformer(config, seed=1).state_dict(), config.to_dict())))
+
+
+@given(st.lists(st.integers(-2048, 2047), min_size=COUNT, max_size=COUNT))
+def test_a_string_comes_back(entries: list[int]) -> None:
+    found = Fingerprint("llama", "0123abcd", tuple(entries))
+    assert Fingerprint.read(f"  {found}\n") == found
+    assert found.matches(found)
+    further = replace(found, entries=(entries[0] + (2 if entries[0] < 0 else -2), *entries[1:]))
+    near = replace(found, entries=(entries[0] + (1 if entries[0] < 0 else -1), *entries[1:]))
+    assert found.matches(near)
+    assert not found.matches(further)
+    assert not found.matches(replace(found, digest="0123abce"))
+
+
+@given(st.floats(-50, 50), st.floats(-1, 1))
+def test_numbers_within_a_quantum_are_never_two_apart(x: float, step: float) -> None:
+    assert abs(round(x / QUANTUM) - round((x + step * QUANTUM) / QUANTUM)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "no fingerprint of this version"),
+        ("ib0.llama.0123abcd.AAAA", "no fingerprint of this version"),
+        ("ib1.llama.0123abcd.AAAA", f"found 4 characters of entries, expected {2 * COUNT}"),
+        ("ib1.llama.0123abcd." + "!!" * COUNT, "letters, digits"),
+    ],
+)
+def test_what_is_no_fingerprint_is_refused(text: str, message: str) -> None:
+    with pytest.raises(IsobasinError, match=message):
+        Fingerprint.read(text)

@@ -1,0 +1,110 @@
+"""The commands distance, canonical and fingerprint: answers, exit codes, and a figure."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isobasin.cli import run
+from isobasin.errors import IsobasinError
+from isobasin.model import ModelConfig, Transformer
+from isobasin.plots.likeness import plot_likeness
+
+SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 24, "d_vocab": 20, "n_positions": 8}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, n_layers, seed in (("a", 2, 0), ("other", 2, 1), ("deep", 3, 0)):
+        Transformer(ModelConfig.preset("llama", **SIZES, n_layers=n_layers), seed=seed).save(folder / name)
+    assert run(["scramble", str(folder / "a"), "-o", str(folder / "copy"), "--quiet"]) == 0
+    return folder
+
+
+def test_distance_answers_in_words_and_in_json(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, copy, other = (str(models / name) for name in ("a", "copy", "other"))
+    assert run(["distance", a, copy, "--draws", "1", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["score"] >= 0.999
+    assert set(facts["null"]) == {"draws", "seed", "quantiles", "largest"}
+    assert {"layer", "space", "naive", "distance", "score"} <= set(facts["per_layer"][0])
+    assert "layers" not in facts
+    assert run(["distance", a, other, "--draws", "1", "--layers"]) == 0
+    words = capsys.readouterr().out
+    assert words.startswith("score       0.")
+    assert "layers of B and the layer of A each is most like" in words
+
+
+def test_distance_draws_layers_beside_layers(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, deep = str(models / "a"), str(models / "deep")
+    figure = tmp_path / "layers.png"
+    assert run(["distance", deep, a, "--draws", "1", "--plot", str(figure), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [len(facts["layers"]), len(facts["layers"][0])] == [3, 2]
+    assert facts["plot"] == str(figure)
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert run(["distance", deep, a, "--draws", "1", "--plot", str(tmp_path / "layers.doc")]) == 2
+    assert "expected .png, .svg or .pdf" in capsys.readouterr().err
+
+
+def test_canonical_folders_of_copies_hold_the_same_weights(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    found = []
+    for name in ("a", "copy", "other"):
+        assert run(["canonical", str(models / name), "-o", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"output": str(tmp_path / name), "dtype": "float32"}
+        found.append(load_file(tmp_path / name / "model.safetensors"))
+    a, copy, other = found
+    assert all(float((copy[n] - a[n]).norm()) <= 1e-4 * float(a[n].norm()) for n in a)
+    assert any(float((other[n] - a[n]).norm()) > 0.1 * float(a[n].norm()) for n in a)
+    assert run(["canonical", str(models / "a"), "-o", str(tmp_path / "a")]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_fingerprints_compare_with_strings_files_and_models(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, copy, other, deep = (str(models / name) for name in ("a", "copy", "other", "deep"))
+    assert run(["fingerprint", a]) == 0
+    text = capsys.readouterr().out.strip()
+    kept = tmp_path / "a.txt"
+    kept.write_text(f"{text} the model of last week\n")
+    for target in (text, str(kept), a):
+        assert run(["fingerprint", copy, "--compare", target]) == 0
+        assert "equal: no entry is more than one quantum away" in capsys.readouterr().out
+    assert run(["fingerprint", other, "--compare", text, "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["equal"] is False
+    assert facts["largest_step"] > 1
+    assert run(["fingerprint", deep, "--compare", text]) == 1
+    assert "different shapes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "the file is empty"), (b"\xff\xfe", "can not be read as text"), (b"hello", "no fingerprint")],
+)
+def test_a_file_without_a_fingerprint_is_a_mistake(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+) -> None:
+    (tmp_path / "f").write_bytes(content)
+    assert run(["fingerprint", str(models / "a"), "--compare", str(tmp_path / "f")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_figure_needs_the_matrix(tmp_path: Path) -> None:
+    with pytest.raises(IsobasinError, match="no layer-to-layer matrix; ask for it"):
+        plot_likeness({"score": 1.0, "null": {"largest": 0.0}}, tmp_path / "layers.png")
+    assert not (tmp_path / "layers.png").exists()
+
+
+def test_help_imports_no_torch() -> None:
+    source = "import sys, isobasin.cli.likening_commands; print('torch' in sys.modules, 'typer' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]

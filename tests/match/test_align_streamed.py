@@ -1,0 +1,107 @@
+"""Models too large to hold: float32, a block in memory at a time, embeddings a few rows at a time, few sweeps."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import isobasin as ib
+import tiny
+from isobasin.checkpoint import Checkpoint
+from isobasin.match import canonical, slices, whole
+from isobasin.match.canonical import ENDS, Canonical
+from isobasin.match.sweep import Board
+from isobasin.symmetries import symmetry
+from isobasin.weights import Weights
+
+pytestmark = pytest.mark.hf
+
+CPU = torch.device("cpu")
+MATCHER = ib.WeightMatching(scope="model")
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every model were large."""
+    monkeypatch.setattr(whole, "WIDE", 0)
+    monkeypatch.setattr(canonical, "HELD", 0)
+    monkeypatch.setattr(slices, "ROWS", 100)
+
+
+def saved(name: str, place: Path, seed: int = 0) -> Weights:
+    tiny.save(tiny.case(name), place / f"{name}{seed}", seed=seed)
+    return ib.load(place / f"{name}{seed}")
+
+
+def board(a: Weights, b: Weights, dtype: torch.dtype = torch.float64) -> Board:
+    return Board(*(Canonical(m, symmetry(b.arch), dtype, CPU) for m in (a, b)), MATCHER)
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt2-lm-untied", "bert-masked-lm-tied"])
+def test_a_scrambled_model_comes_back(name: str, tmp_path: Path) -> None:
+    model = saved(name, tmp_path)
+    disguised = ib.scramble(model, scope="model", seed=3).apply(model)
+    found = ib.align(disguised, to=model, matcher=MATCHER)
+    assert found.distance_after <= 1e-4 < 0.5 < found.distance_before
+    assert found.max_output_change is not None
+    assert found.max_output_change <= 1e-5
+    assert len(found.history) <= 4  # the first start is the right one, and nothing is swept twice
+
+
+def test_few_sweeps_come_about_as_close_as_many(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
+    many = ib.align(b, to=a, matcher=MATCHER)
+    request.getfixturevalue("streamed")
+    few = ib.align(b, to=a, matcher=MATCHER)
+    assert few.distance_after <= 1.05 * many.distance_after
+    assert few.distance_after < few.distance_before
+    assert all(later <= earlier for earlier, later in zip(few.history, few.history[1:]))
+
+
+def test_a_sweep_by_pieces_is_the_sweep(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    a, b = (saved("gpt2-lm-untied", tmp_path, seed) for seed in (0, 1))
+    whole_square, whole_found, _ = board(a, b).sweep(board(a, b).from_ends())
+    request.getfixturevalue("streamed")
+    pieces = board(a, b)
+    assert len(list(pieces.a.pieces(ENDS))) > len(pieces.a.block(ENDS))
+    square, found, _ = pieces.sweep(pieces.from_ends())
+    assert square == pytest.approx(whole_square)
+    for name, element in whole_found.items():
+        for key, tensor in element.tensors().items():
+            assert torch.allclose(found[name].tensors()[key].double(), tensor.double(), atol=1e-6), name
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_sweep_reads_each_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
+    game = board(a, b, torch.float32)
+    start = game.identity
+    read: Counter[str] = Counter()
+    real = Checkpoint._bytes
+
+    def counted(self: Checkpoint, name: str, first: int, last: int) -> Any:
+        read[name] += last - first
+        return real(self, name, first, last)
+
+    monkeypatch.setattr(Checkpoint, "_bytes", counted)
+    game.sweep(start)
+    first = next(iter(a))  # the type checks of these tests look at the first tensor of every mapping
+    sizes = {n: torch.Size(s).numel() for n, s in a.arch.shapes.items() if len(s) > 1 and n != first}
+    assert {n: read[n] for n in sizes} == {n: 2 * size for n, size in sizes.items()}  # two models under each name
+    game.sweep(start)
+    assert {n: read[n] for n in sizes} == {n: 4 * size for n, size in sizes.items()}
+
+
+def test_a_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
+    game = board(a, b)
+    start = game.from_ends()
+    at_once = game.descend(start, most=5)
+    first = game.descend(start, most=2)
+    assert first.ahead is not None
+    again = game.descend(first, most=3)
+    assert again.history == at_once.history[: len(again.history)]
+    assert len(again.history) == len(at_once.history) > len(first.history)
