@@ -127,7 +127,7 @@ def test_matchers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(IsobasinError, match=r"scope 'half' is unknown, expected one of first-attention"):
         LearnedMatching(scope="half")
     with pytest.raises(IsobasinError, match=r"learning has the scope model, its start all-attention"):
-        LearnedMatching(scope="model", start=ib.WeightMatching())
+        LearnedMatching(scope="model", start=ib.WeightMatching(scope="all-attention"))
 
 
 FOLDERS = [

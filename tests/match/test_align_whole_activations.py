@@ -1,5 +1,6 @@
 """Whole models by activations: which coordinates go together over the same inputs, beside the weights."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ from isobasin.weights import Weights
 pytestmark = pytest.mark.hf
 
 CPU = torch.device("cpu")
-FAMILIES = ["llama-gqa", "gpt2-lm-untied", "gpt2-lm-tied", "bert-classifier", "vit-classifier", "gpt_neox-half-rotary"]
+FULL = os.environ.get("ISOBASIN_SLOW") == "1"
+FAMILIES = ["llama-gqa", "gpt2-lm-tied", "bert-classifier", "vit-classifier"]
+FAMILIES += ["gpt2-lm-untied", "gpt_neox-half-rotary"] if FULL else []
 
 
 def saved(name: str, place: Path, seed: int = 0) -> Weights:

@@ -1,5 +1,6 @@
 """Whole models that try to fool the alignment: what is equal, empty, dead, single, narrow or not a number."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +101,7 @@ SPOILED: dict[str, Callable[[Tensors], None]] = {
         zero_gains,
     )
 }
+FULL = os.environ.get("ISOBASIN_SLOW") == "1"  # else every second one
 SIZES: dict[str, dict[str, object]] = {
     "one layer": {"num_hidden_layers": 1},
     "one kv head": {"num_key_value_heads": 1},
@@ -120,7 +122,7 @@ def check_sound(a: Weights, b: Weights) -> float:
     return found.distance_after
 
 
-@pytest.mark.parametrize("name", SPOILED)
+@pytest.mark.parametrize("name", list(SPOILED)[:: 1 if FULL else 2])
 def test_spoiled_models_come_closer_and_keep_their_function(name: str) -> None:
     a, b = model(SPOILED[name]), model(SPOILED[name], seed=1)
     check_sound(a, b)
@@ -130,7 +132,7 @@ def test_spoiled_models_come_closer_and_keep_their_function(name: str) -> None:
         assert left <= 1e-4
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", list(SIZES)[:: 1 if FULL else 2])
 def test_odd_sizes_come_back(name: str) -> None:
     a = model(**SIZES[name])
     check_sound(a, model(seed=1, **SIZES[name]))

@@ -65,7 +65,7 @@ def test_the_result_stands_alone(place: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_three_models_make_three_pairs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words(place, "--align", models="abc")) == 0
+    assert run(words(place, "--align", "--scope", "all-attention", models="abc")) == 0
     result = read(place)
     assert list(result["curves"]) == ["A-B", "A-C", "B-C"]
     assert all(set(c) == {"naive", "aligned"} for c in result["curves"].values())

@@ -13,6 +13,7 @@ from isobasin.match.alignment import Alignment
 from isobasin.match.blockprobe import BlockProbe, require_unchanged
 from isobasin.match.canonical import ENDS, STREAM, blocks
 from isobasin.match.matchers import Matcher
+from isobasin.match.memory import give_back
 from isobasin.match.sweep import Descent
 from isobasin.match.whole import Found, dressed, match_whole
 from isobasin.symmetries import Symmetry, symmetry
@@ -134,19 +135,30 @@ class _Measured:
 
     def by_layer(self, probe: BlockProbe | None) -> tuple[dict[str, Squares], dict[int, float], dict[int, float]]:
         """Squares by block; how far each layer's function moved, in float64 and as stored."""
-        table, scope = blocks(self.b.arch), _tensors(self.part)
         squares: dict[str, Squares] = {}
         exact: dict[int, float] = {}
         stored: dict[int, float] = {}
-        for spaces in _together(table):
-            names = [name for space in spaces for name in table[space] if name in scope]
-            held = self.moved if spaces == (ENDS,) else self.moved.held(names)
-            for space in spaces:
-                squares[space] = self._squares(held, [name for name in table[space] if name in scope])
+        for spaces in _together(blocks(self.b.arch)):
             layer = _layer(spaces[0])
-            if probe and layer is not None and f"heads{layer}" in self.part.groups:
-                exact[layer], stored[layer] = probe.changes(layer, held, _Stored(held, self.dtypes))
-        return {space: squares[space] for space in table}, exact, stored
+            probed = probe if layer is not None and f"heads{layer}" in self.part.groups else None
+            found, changes = self._of_layer(spaces, layer, probed)
+            squares |= found
+            if layer is not None and changes:
+                exact[layer], stored[layer] = changes
+            give_back()
+        return {space: squares[space] for space in blocks(self.b.arch)}, exact, stored
+
+    def _of_layer(
+        self, spaces: tuple[str, ...], layer: int | None, probe: BlockProbe | None
+    ) -> tuple[dict[str, Squares], list[float]]:
+        """The same for one layer, whose moved tensors are held together and gone when this returns."""
+        scope = _tensors(self.part)
+        names = {space: [n for n in blocks(self.b.arch)[space] if n in scope] for space in spaces}
+        moved = self.moved if layer is None else self.moved.held(n for part in names.values() for n in part)
+        squares = {space: self._squares(moved, part) for space, part in names.items()}
+        if probe is None or layer is None:
+            return squares, []
+        return squares, probe.changes(layer, moved, _Stored(moved, self.dtypes))
 
     def _squares(self, moved: Tensors, names: list[str]) -> Squares:
         """Squared distances from A before and after, both as stored, and A's own square."""

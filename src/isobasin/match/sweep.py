@@ -20,6 +20,7 @@ from isobasin.match.attention import attention_matrices
 from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks
 from isobasin.match.heads import HeadMatch
 from isobasin.match.matchers import Matcher
+from isobasin.match.memory import give_back
 from isobasin.match.overlap import Overlap, empty, overlap
 from isobasin.match.spaces import match_space
 from isobasin.match.verification import check_element
@@ -126,6 +127,7 @@ class Board:
         for name, tensors in blocks(self.arch).items():
             if tensors and (name == ENDS or name in self.b.part.groups or self.turns):
                 more, part = self._visit(name, now, matched)
+                give_back()
                 square, on_stream = square + more, on_stream + part if on_stream else None
         if on_stream:
             now[STREAM] = self._turned(on_stream)
