@@ -179,3 +179,14 @@ def test_the_command_line_moves_whole_models(tmp_path: Path, capsys: pytest.Capt
     assert farthest(model, ib.load(tmp_path / "back")) < 1e-4
     assert run([*align_it, str(tmp_path / "x"), "--matcher", "reference"]) == 2
     assert "aligns attention only" in capsys.readouterr().err
+
+
+def test_models_in_memory_stay_as_they_are() -> None:
+    config = ib.ModelConfig(d_model=16, n_layers=1, n_heads=2, d_ff=24, d_vocab=11, n_positions=8, causal=True)
+    states = [ib.Transformer(config, seed=seed).double().state_dict() for seed in (0, 1)]
+    kept = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    a, b = (ib.load(state, config.to_dict()) for state in states)
+    found = align(b, to=a, matcher=MATCHER)
+    assert found.distance_after < found.distance_before
+    for state, before in zip(states, kept):
+        assert all(torch.equal(state[name], before[name]) for name in before)

@@ -162,16 +162,20 @@ class _Measured:
 
     def _squares(self, moved: Tensors, names: list[str]) -> Squares:
         """Squared distances from A before and after, both as stored, and A's own square."""
+        sums = sum((self._of_tensor(moved, name) for name in names), torch.zeros(3, dtype=torch.float64))
+        before, after, size = sums.tolist()
+        return before, after, size
+
+    def _of_tensor(self, moved: Tensors, name: str) -> Tensor:
+        """The three of one tensor, a few numbers at a time: an embedding in float64 is the largest thing there is."""
         sums = torch.zeros(3, dtype=torch.float64)
-        for name in names:
-            after = moved[name].to(self.dtypes[name]).cpu()
-            before = self.b[name].to(self.dtypes[name]).cpu()
-            for x, y, z in zip(*(_chunks(t) for t in (before, after, self.a[name].cpu())), strict=True):
-                reference = z.to(torch.float64)
-                for k, part in enumerate((x - reference, y - reference, reference)):
-                    sums[k] += part.square().sum()  # not in place: a reference in float64 is A itself
-        before_, after_, size = sums.tolist()
-        return before_, after_, size
+        after = moved[name].to(self.dtypes[name]).cpu()
+        before = self.b[name].to(self.dtypes[name]).cpu()
+        for x, y, z in zip(*(_chunks(t) for t in (before, after, self.a[name].cpu())), strict=True):
+            reference = z.to(torch.float64, copy=True)  # squared in place below, and A stays as it is
+            for k, part in enumerate((x - reference, y - reference, reference)):
+                sums[k] += part.square_().sum()
+        return sums
 
 
 def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
