@@ -7,14 +7,17 @@ to one word's embedding is not lost among the others.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from isobasin.equivalence.rounding import disturbed, units
+from isobasin.equivalence.rounding import CHUNK, disturbed, units
 from isobasin.match.canonical import ENDS, STREAM, blocks
+from isobasin.match.slices import slices
+from isobasin.symmetries import symmetry
 from isobasin.transform import Transform
 from isobasin.weights import Weights
 
@@ -71,12 +74,10 @@ def residuals(
 
     `again` is the element found for the disturbed B: the floor then also holds how uncertain the element itself is.
     """
-    moved = transform.apply(b, device=device)
-    shaken = (again or transform).apply(disturbed(b, units(b, precision), seed=seed), device=device)
-    own, theirs = units(a, precision), units(b, precision)
+    pair = _Beside(a, b, transform, again or transform, units(a, precision), units(b, precision), seed, device)
     found = []
     for space, names in _spaces(a).items():
-        parts = {name: _compare(a, moved, shaken, own[name], theirs[name], name) for name in names}
+        parts = {name: _compare(pair, name) for name in names}
         if parts:
             found.append(_joined(space, parts))
     return tuple(found)
@@ -99,35 +100,79 @@ class _Part:
     lines: tuple[int, ...]
 
 
-def _compare(a: Weights, moved: Weights, shaken: Weights, own: float, theirs: float, name: str) -> _Part:
-    reference = a[name]
-    wide = torch.float32 if reference.dtype.itemsize < 4 else torch.float64
-    noise = shaken[name].to("cpu", wide, copy=True)  # narrowed before the next one is made: embeddings are large
-    here = moved[name].to("cpu", wide, copy=True)
-    noise.sub_(here)
-    # One draw may be small by chance: the mean square of rounding where B is now stands beside it.
-    noise.square_().addcmul_(here, here, value=theirs**2 / 3)
-    there = reference.to(wide)
-    noise.addcmul_(there, there, value=own**2 / 3).add_((EMPTY * own) ** 2)
-    size = float(there.square().sum(dtype=torch.float64))
-    here.sub_(there).square_()
-    residual, floor = float(here.sum(dtype=torch.float64)), float(noise.sum(dtype=torch.float64))
+def _compare(pair: "_Beside", name: str) -> _Part:
+    sums = pair.sums(name)
+    residual, floor = (float(x.sum()) for x in (sums.rows, sums.row_floors))
     ratio = _ratio(residual, floor)
     lines: tuple[int, ...] = ()
-    for axis in range(min(2, here.dim()) if here.dim() > 1 else 0):
-        if here.numel() // max(1, here.shape[axis]) < THIN:
+    arch = pair.a.arch
+    shape = arch.shapes[name]
+    for axis, (top, bottom) in enumerate(((sums.rows, sums.row_floors), (sums.columns, sums.column_floors))):
+        if len(shape) < 2 or prod(shape) // max(1, shape[axis]) < THIN:
             continue
-        each = _line_ratios(here, noise, axis)
+        each = _line_ratios(top, bottom)
         ratio = max(ratio, float(each.max()) / LINE_TOLERANCE)
-        if axis == 0 and not a.arch.tensors[name].roles[0].axes[0].terms:
+        if axis == 0 and not arch.tensors[name].roles[0].axes[0].terms:
             lines = tuple(each.topk(min(4, len(each))).indices.tolist())
-    return _Part(residual, floor, size, ratio, lines)
+    return _Part(residual, floor, sums.size, ratio, lines)
 
 
-def _line_ratios(residual: Tensor, floor: Tensor, axis: int) -> Tensor:
+@dataclass(frozen=True)
+class _Sums:
+    """Squares of residual and floor of one tensor, by row and by column, and the square of A's."""
+
+    rows: Tensor
+    row_floors: Tensor
+    columns: Tensor
+    column_floors: Tensor
+    size: float
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A, aligned B, and B disturbed and aligned: tall tensors a few rows at a time."""
+
+    a: Weights
+    b: Weights
+    transform: Transform
+    again: Transform
+    own: Mapping[str, float]
+    theirs: Mapping[str, float]
+    seed: int
+    device: torch.device
+
+    def sums(self, name: str) -> _Sums:
+        own, theirs, parts = self.own[name], self.theirs[name], []
+        for t, h, n in self._pieces(name):
+            # One draw may be small by chance: the mean square of rounding where B is now stands beside it.
+            floor = (n - h).square() + (theirs * h).square() / 3 + (own * t).square() / 3 + (EMPTY * own) ** 2
+            parts.append((*_by_line((h - t).square()), *_by_line(floor), float(t.square().sum())))
+        rows, columns, row_floors, column_floors, sizes = zip(*parts)
+        return _Sums(torch.cat(rows), torch.cat(row_floors), sum(columns), sum(column_floors), sum(sizes))
+
+    def _pieces(self, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows of A, of moved B and of disturbed and moved B, in float64."""
+        reference, start = self.a[name], 0
+        for number, piece in enumerate(slices(self.b, symmetry(self.b.arch), name)):
+            here = self.transform.apply(piece, device=self.device)[name]
+            noisy = disturbed(piece, self.theirs, seed=self.seed + 7919 * number)  # other noise for other rows
+            noise = self.again.apply(noisy, device=self.device)[name]
+            parts = (reference[start : start + len(here)], here, noise)
+            start += len(here)
+            step = max(1, CHUNK * len(here) // max(1, here.numel()))
+            for few in zip(*(x.split(step) for x in parts)):
+                t, h, n = (x.to("cpu", torch.float64) for x in few)
+                yield t, h, n
+
+
+def _by_line(squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over each row, and over each column (of a vector: over all of it)."""
+    flat = squares.flatten(2) if squares.dim() > 2 else squares.reshape(len(squares), -1, 1)
+    return flat.sum((1, 2)), flat.sum((0, 2))
+
+
+def _line_ratios(top: Tensor, bottom: Tensor) -> Tensor:
     """Per row or column; one that is nearly empty is held against a tenth of the mean floor."""
-    others = [k for k in range(residual.dim()) if k != axis]
-    top, bottom = residual.sum(others, dtype=torch.float64), floor.sum(others, dtype=torch.float64)
     least = 0.1 * float(bottom.mean())
     return (top / bottom.clamp(min=max(least, 1e-300))).sqrt()
 
