@@ -93,12 +93,12 @@ def test_an_interruption_stops_both_models_and_gives_the_threads_back(tmp_path: 
 
     def interrupt(stage: str, done: int, of: int) -> None:
         told.append(stage)
-        if stage == "fine-tuning A" and done == 3:
+        if stage == "fine-tuning A" and "fine-tuning B" in told:  # one of the two may start much later than the other
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match=r"^$"):
         run_demo(tmp_path / "out", setting=long, watch=interrupt)
-    assert told.count("fine-tuning A") == 3
-    assert 0 < told.count("fine-tuning B") < 1000
+    assert 0 < told.count("fine-tuning A") < 10_000
+    assert 0 < told.count("fine-tuning B") < 10_000
     assert torch.get_num_threads() == before
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["pretrained"]

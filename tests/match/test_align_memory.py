@@ -24,7 +24,7 @@ pytestmark = [
 
 FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"
 MARGIN = 120 * 2**20  # what a run may allocate beside the imported libraries
-WHOLE_MARGIN = 200 * 2**20  # the same for sweeps, which hold a block of both models in several states
+WHOLE_MARGIN = 150 * 2**20  # the same for sweeps, which hold a block of both models in several states
 D, KV, FF = 512, 128, 1024  # width, width of keys and values (8 query and 2 kv heads of 64), feed-forward
 SETTINGS = {
     "model_type": "llama",
@@ -181,7 +181,7 @@ def test_memory_does_not_grow_with_depth(folder: Path) -> None:
 
 
 def test_a_whole_model_is_swept_a_block_at_a_time(folder: Path) -> None:
-    sizes = {"n_layers": 10, "vocabulary": 2000}
+    sizes = {"n_layers": 6, "vocabulary": 1000, "ff": 512}
     for name, noise in (("a", 0.0), ("b", 0.1)):
         write_model(folder / name, noise, **sizes)
     streamed, held = (STREAM.format(held=n) + ALIGN for n in (0, 2**40))
