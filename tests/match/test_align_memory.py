@@ -210,3 +210,8 @@ def test_two_gigabytes_for_the_widths_of_the_large_pair(folder: Path) -> None:
     facts, _ = aligned(folder, 2 * 10**9, "model")
     assert facts["peak_anon_mb"] < 2000
     assert facts["distance_after"] < facts["distance_before"]
+    done = child(ALIGN, 2 * 10**9, "equal", folder / "b", folder / "c", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["verdict"], facts["precision"]) == ("same", "bfloat16")
+    assert facts["peak_anon_mb"] < 2000

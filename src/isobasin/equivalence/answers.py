@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from isobasin.equivalence.probes import Probe
 from isobasin.equivalence.rounding import disturbed, units
 from isobasin.equivalence.streamed import streamed_module
+from isobasin.match.memory import give_back
 from isobasin.running import OUTPUTS, Inputs, module_of
 from isobasin.weights import Weights
 
@@ -55,6 +56,7 @@ class Runner:
             for chosen in _alike(inputs):
                 joined = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
                 said |= dict(zip(chosen, self._run(joined)))
+                give_back()
         return [said[i] for i in range(len(inputs))]
 
     @property
@@ -90,11 +92,13 @@ class Bench:
 
     @staticmethod
     def of(a: Weights, b: Weights, *, precision: str, seed: int) -> "Bench":
-        shaken = [
-            tuple(Runner(disturbed(w, units(w, precision), seed=seed + 1 + draw)) for draw in range(DRAWS))
-            for w in (a, b)
-        ]
-        return Bench(Runner(a), Runner(b), *shaken)
+        def shaken(runner: Runner) -> tuple[Runner, ...]:
+            sizes, dtype = units(runner.weights, precision), torch.float32 if runner.streams else None
+            return tuple(
+                Runner(disturbed(runner.weights, sizes, seed=seed + 1 + draw, dtype=dtype)) for draw in range(DRAWS)
+            )
+
+        return Bench(Runner(a), Runner(b), shaken(Runner(a)), shaken(Runner(b)))
 
     @property
     def streams(self) -> bool:

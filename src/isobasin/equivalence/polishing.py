@@ -1,4 +1,4 @@
-"""An element brought to its end in float64: wide models are swept in float32, which leaves 1e-5 of a rotated stream."""
+"""An element brought to its end in float64: wide models are swept in float32, and for a few sweeps only."""
 
 import torch
 

@@ -17,7 +17,7 @@ from isobasin.views import Tensors
 from isobasin.weights import Weights
 
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-CHUNK = 2**22  # numbers disturbed at once
+CHUNK = 2**18  # numbers disturbed at once: larger ones leave holes in the heap
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -45,16 +45,16 @@ def coarsest(*models: Weights, precision: str = "stored") -> str:
     return next(name for name, dtype in PRECISIONS.items() if unit(dtype) >= worst)
 
 
-def disturbed(weights: Weights, sizes: Mapping[str, float], *, seed: int) -> Weights:
-    """The model as if stored anew: w (1 + u ξ), ξ uniform on [−1, 1], in a type wide enough to hold it."""
-    return replace(weights, tensors=_Disturbed(weights, sizes, seed), checkpoint=None)
+def disturbed(weights: Weights, sizes: Mapping[str, float], *, seed: int, dtype: torch.dtype | None = None) -> Weights:
+    """The model as if stored anew: w (1 + u ξ), ξ uniform on [−1, 1], in `dtype` or in a type that shows all of it."""
+    return replace(weights, tensors=_Disturbed(weights, sizes, seed, dtype), checkpoint=None)
 
 
 class _Disturbed(Mapping[str, Tensor]):
     """The same noise whenever a tensor is asked for."""
 
-    def __init__(self, weights: Tensors, sizes: Mapping[str, float], seed: int) -> None:
-        self._weights, self._sizes, self._seed = weights, sizes, seed
+    def __init__(self, weights: Tensors, sizes: Mapping[str, float], seed: int, dtype: torch.dtype | None) -> None:
+        self._weights, self._sizes, self._seed, self._dtype = weights, sizes, seed, dtype
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._weights[name]
@@ -62,10 +62,11 @@ class _Disturbed(Mapping[str, Tensor]):
             return tensor
         rng = torch.Generator().manual_seed(crc32(f"{name} {self._seed}".encode()))
         # float32 shows the noise of the narrow types; that of float32 itself needs more digits.
-        out = tensor.to(torch.float32 if tensor.dtype.itemsize < 4 else torch.float64, copy=True).contiguous()
-        for part in _parts(out):
+        wide = torch.float32 if tensor.dtype.itemsize < 4 else torch.float64
+        out = torch.empty(tensor.shape, dtype=self._dtype or wide, device=tensor.device)
+        for part, into in zip(_parts(tensor.reshape(-1)), _parts(out.view(-1))):
             noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1)
-            part.addcmul_(part, noise.to(part), value=self._sizes[name])
+            into.copy_(noise.to(part.device, wide).mul_(self._sizes[name]).add_(1).mul_(part))
         return out
 
     def __iter__(self) -> Iterator[str]:
@@ -75,5 +76,5 @@ class _Disturbed(Mapping[str, Tensor]):
         return len(self._weights)
 
 
-def _parts(tensor: Tensor) -> Iterable[Tensor]:
-    return tensor.view(-1).split(CHUNK)
+def _parts(flat: Tensor) -> Iterable[Tensor]:
+    return flat.split(CHUNK)

@@ -101,21 +101,21 @@ def stacked(x: Tensor, heads: HeadSpace) -> Tensor:
 def rank_deficient(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> Tensor:
     """Which kv heads have, in A or B, a Q, K, V or O (of all their query heads) that is not of full column rank."""
     sides = (x for m in (a, b) for x in (stacked(m.q, heads), m.k, m.v, stacked(m.o, heads)))
-    return torch.stack([_empty_directions(x)[1].any(-1) for x in sides]).any(0).cpu()
+    return torch.stack([_is_empty(torch.linalg.eigvalsh(x.mT @ x)).any(-1) for x in sides]).any(0).cpu()
 
 
-def _empty_directions(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The right singular vectors of each head, as columns, and which of them hold nothing but rounding."""
-    values, basis = torch.linalg.eigh(x.mT @ x)
-    return basis, values <= RANK**2 * values[..., -1:]
+def _is_empty(squares: Tensor) -> Tensor:
+    """Which squared singular values of a head, in rising order, are nothing but rounding."""
+    return squares <= RANK**2 * squares[..., -1:]
 
 
 def _without_rounding(x: Tensor) -> Tensor:
     """The same heads with their empty directions truly empty."""
-    basis, empty = _empty_directions(x)
-    if not bool(empty.any()):
+    gram = x.mT @ x
+    if not bool(_is_empty(torch.linalg.eigvalsh(gram)).any()):  # the usual case, at a third of the price
         return x
-    hidden = basis * empty.unsqueeze(-2)
+    squares, basis = torch.linalg.eigh(gram)
+    hidden = basis * _is_empty(squares).unsqueeze(-2)
     return x - x @ hidden @ hidden.mT
 
 

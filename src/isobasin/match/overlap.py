@@ -16,6 +16,8 @@ from isobasin.match.acting import Acting
 from isobasin.shapes import Float
 from isobasin.views import Tensors
 
+CHUNK = 2**21  # numbers of each side that are in float64 at once
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -44,10 +46,21 @@ class Overlap:
         return self if benefit is None else replace(self, signed=self.signed + benefit)
 
 
-def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Iterable[str], element: Element) -> Overlap:
+def overlap(
+    arch: Architecture,
+    space: str,
+    a: Tensors,
+    b: Tensors,
+    names: Iterable[str],
+    element: Element,
+    *,
+    double: bool = False,
+) -> Overlap:
     """Summed over the tensors named; `b` is B where its other spaces have moved it already.
 
     A tensor with two axes in this space is linearised: on each axis in turn, with `element` acting on the other.
+    `double` sums in float64 whatever the tensors are: in trained models a few directions hold most of the stream, and
+    once it is rotated the rounding of their sums, on every axis then, is larger than what the weak directions hold.
     """
     action = Acting(arch, {space: element})
     total = empty(element.n, next(iter(b.values())))
@@ -58,7 +71,7 @@ def overlap(arch: Architecture, space: str, a: Tensors, b: Tensors, names: Itera
             moved = b[name]
             for other in axes:
                 moved = moved if other == axis else action.act(moved, other, words[other])
-            total = total + _of_axis(a[name], moved, axis, words[axis].terms[0], total)
+            total = total + _of_axis(a[name], moved, axis, words[axis].terms[0], total, double)
     return total
 
 
@@ -75,10 +88,21 @@ def _sum(x: Tensor, y: Tensor) -> Tensor:
     return x if not any(y.stride()) else x + y
 
 
-def _of_axis(a: Tensor, b: Tensor, axis: int, term: Term, like: Overlap) -> Overlap:
+def _of_axis(a: Tensor, b: Tensor, axis: int, term: Term, like: Overlap, double: bool) -> Overlap:
     rows_a, rows_b = (x.movedim(axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
     kind = "magnitude" if term.magnitude else "dual" if term.dual else "primal"
-    fields = vars(empty(len(rows_a), like.primal)) | {kind: rows_a @ rows_b.mT}
+    fields = vars(empty(len(rows_a), like.primal)) | {kind: _product(rows_a, rows_b, double)}
     if kind != "magnitude":
         fields[f"{kind}_size"] = rows_b.square().sum(1)
     return Overlap(**fields)
+
+
+def _product(x: Float[Tensor, "n k"], y: Float[Tensor, "n k"], double: bool) -> Float[Tensor, "n n"]:
+    """X Yᵀ, if asked in float64 and then a few columns at a time."""
+    if not double or x.dtype == torch.float64:
+        return x @ y.mT
+    step = max(1, CHUNK // max(1, len(x)))
+    total = torch.zeros(len(x), len(y), dtype=torch.float64, device=x.device)
+    for some_x, some_y in zip(x.split(step, dim=1), y.split(step, dim=1)):
+        total.addmm_(some_x.to(torch.float64), some_y.to(torch.float64).mT)
+    return total

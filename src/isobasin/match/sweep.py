@@ -184,7 +184,7 @@ class Board:
         """What this block adds to the overlap on the stream, with B's other spaces where they have moved to."""
         others = Acting(self.arch, {n: g for n, g in now.items() if n != STREAM})
         moved = {n: others.tensor(n, t) for n, t in b.items()}
-        return overlap(self.arch, STREAM, a, moved, moved, now[STREAM])
+        return overlap(self.arch, STREAM, a, moved, moved, now[STREAM], double=True)
 
 
 def _square(a: Tensors, action: Acting, b: Tensors) -> float:
