@@ -25,6 +25,10 @@ TOLERANCE = 2.5  # multiples of the floor; copies of all families stay below 1.1
 LINE_TOLERANCE = 3.0  # a single row or column varies more: times as much (seen: 3.3 in all)
 EMPTY = 1e-5  # what a weight of zero may become, in units of rounding: float64 arithmetic leaves less
 THIN = 8  # numbers below which a row says too little by itself
+FEW, DRAWS = (
+    64,
+    8,
+)  # a tensor of fewer numbers is disturbed this often: one draw of three numbers may be next to nothing
 OUTPUTS = "outputs"  # tensors that no space moves: the biases of heads
 
 
@@ -143,26 +147,30 @@ class _Beside:
 
     def sums(self, name: str) -> _Sums:
         own, theirs, parts = self.own[name], self.theirs[name], []
-        for t, h, n in self._pieces(name):
+        for t, h, noise in self._pieces(name):
             # One draw may be small by chance: the mean square of rounding where B is now stands beside it.
-            floor = (n - h).square() + (theirs * h).square() / 3 + (own * t).square() / 3 + (EMPTY * own) ** 2
+            floor = noise + (theirs * h).square() / 3 + (own * t).square() / 3 + (EMPTY * own) ** 2
             parts.append((*_by_line((h - t).square()), *_by_line(floor), float(t.square().sum())))
         rows, columns, row_floors, column_floors, sizes = zip(*parts)
         return _Sums(torch.cat(rows), torch.cat(row_floors), sum(columns), sum(column_floors), sum(sizes))
 
     def _pieces(self, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows of A, of moved B and of disturbed and moved B, in float64."""
+        """Rows of A, of moved B, and the square of what disturbing B does to them, in float64."""
         reference, start = self.a[name], 0
         for number, piece in enumerate(slices(self.b, symmetry(self.b.arch), name)):
             here = self.transform.apply(piece, device=self.device)[name]
-            noisy = disturbed(piece, self.theirs, seed=self.seed + 7919 * number)  # other noise for other rows
-            noise = self.again.apply(noisy, device=self.device)[name]
-            parts = (reference[start : start + len(here)], here, noise)
+            draws = [self._disturbed(piece, name, number, k) for k in range(DRAWS if here.numel() < FEW else 1)]
+            parts = (reference[start : start + len(here)], here, *draws)
             start += len(here)
             step = max(1, CHUNK * len(here) // max(1, here.numel()))
             for few in zip(*(x.split(step) for x in parts)):
-                t, h, n = (x.to("cpu", torch.float64) for x in few)
-                yield t, h, n
+                t, h, *others = (x.to("cpu", torch.float64) for x in few)
+                yield t, h, sum(((n - h).square() for n in others), torch.zeros_like(h)) / len(others)
+
+    def _disturbed(self, piece: Weights, name: str, number: int, draw: int) -> Tensor:
+        """B's rows with the rounding of their type, moved; other rows and other draws get other noise."""
+        seed = self.seed + 7919 * number + 104_729 * draw
+        return self.again.apply(disturbed(piece, self.theirs, seed=seed), device=self.device)[name]
 
 
 def _by_line(squares: Tensor) -> tuple[Tensor, Tensor]:
