@@ -4,7 +4,8 @@
     python bench/seeds.py --layers 6 --width 192 --batch 256 --device cuda --json results/seeds.json
 
 Random pictures: only the time is measured. On CUDA one by one in bfloat16 and the stack in
-float32 (TF32 if TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1), each way also with its step as one graph.
+float32 (TF32 if TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1), each way also with its step as one graph, and one by one also
+compiled before it is recorded.
 """
 
 import argparse
@@ -15,12 +16,13 @@ from pathlib import Path
 import torch
 
 from isobasin.model import ModelConfig, Transformer
+from isobasin.study.graphed import can_compile
 from isobasin.study.recipe import Recipe
 from isobasin.study.training import train
 from stacked import train_together
 
 
-def timed(way: str, arguments: argparse.Namespace, graphed: bool) -> float:
+def timed(way: str, arguments: argparse.Namespace, step: str) -> float:
     """Seconds for one step of every seed: a long run less a short one, so that set-up does not count."""
     config = ModelConfig.preset(
         "vit", positions="rope", n_layers=arguments.layers, n_heads=4, d_model=arguments.width,
@@ -31,7 +33,7 @@ def timed(way: str, arguments: argparse.Namespace, graphed: bool) -> float:
     images = torch.randint(256, (1024, 3, arguments.side, arguments.side), generator=generator, dtype=torch.uint8)
     classes = torch.randint(10, (1024,), generator=generator)
     seeds = list(range(arguments.seeds))
-    options = {"device": device, "graphed": graphed}
+    options = {"device": device, "graphed": step != "eager"}
     autocast = torch.bfloat16 if device.type == "cuda" else None
 
     def run(steps: int) -> float:
@@ -42,7 +44,9 @@ def timed(way: str, arguments: argparse.Namespace, graphed: bool) -> float:
             train_together(models, images, classes, recipe, seeds=seeds, **options)
         else:
             for model, seed in zip(models, seeds):
-                train(model, images, classes, recipe, seed=seed, autocast=autocast, **options)
+                train(
+                    model, images, classes, recipe, seed=seed, autocast=autocast, compiled=step == "compiled", **options
+                )
         return time.perf_counter() - began
 
     run(2)
@@ -63,11 +67,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    ways = [(way, graphed) for graphed in (False, True) for way in ("one by one", "together")]
+    ways = [(way, step) for step in ("eager", "graph") for way in ("one by one", "together")]
+    ways += [("one by one", "compiled")] if can_compile() else []
     rows = {}
-    for way, graphed in ways if arguments.device.startswith("cuda") else ways[:2]:
-        label = f"{way}, {'graph' if graphed else 'eager'}"
-        rows[label] = timed(way, arguments, graphed)
+    for way, step in ways if arguments.device.startswith("cuda") else ways[:2]:
+        label = f"{way}, {step}"
+        rows[label] = timed(way, arguments, step)
         gain = rows["one by one, eager"] / rows[label]
         print(f"{label:20} {1000 * rows[label]:8.2f} ms a step of {arguments.seeds} seeds   × {gain:.2f}", flush=True)
     if arguments.json:

@@ -113,7 +113,8 @@ class ReaderMean(Coordinate):
 
     def set(self, value: Tensor) -> dict[str, Change]:
         def step(t: Tensors) -> Tensor:
-            missing = (value.to(t[self.norm.gain].device) - self.read(t)) * self._mask(value)
+            missing = value.to(t[self.norm.gain].device) - self.read(t)
+            missing = missing * self._mask(missing)
             return missing / slope(t) if self.constant else missing
 
         def slope(t: Tensors) -> Tensor:

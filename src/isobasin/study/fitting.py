@@ -20,6 +20,7 @@ from .augmentation import augmentation
 from .baseline import accuracy_of_words
 from .datasets import Dataset, open_dataset
 from .fitting_models import config_of, head_of, open_for, with_classes
+from .graphed import can_compile
 from .jobs import Context
 from .recipe import Recipe
 from .reinitialising import reinitialise, scope_parameters
@@ -106,7 +107,7 @@ def fit(
 ) -> Trained:
     """Train as a grid's table says: {epochs or steps, batch, rate, decay, warmup, smoothing, augment}.
 
-    On CUDA in bfloat16, with a step as one graph; else in float32.
+    On CUDA in bfloat16, with a step as one graph, compiled where that is possible; else in float32.
     """
     where = torch.device(device)
     task = data.task("test", samples=PROBED)
@@ -128,6 +129,7 @@ def fit(
         device=where,
         autocast=torch.bfloat16 if cuda else None,
         graphed=cuda,
+        compiled=cuda and can_compile(),
         keeping=Keeping(record, EVERY_S, probe),
     )
 

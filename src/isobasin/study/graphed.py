@@ -1,5 +1,7 @@
 """Training steps as one CUDA graph: a small model leaves a large accelerator waiting for launches otherwise."""
 
+import importlib.util
+import shutil
 from collections.abc import Callable
 
 import torch
@@ -11,13 +13,15 @@ from .fitting_steps import Groups, loss_of, parameters, precision
 from .recipe import Recipe
 
 _WARM = 3
+_SHAPES = 64  # kinds of models that one process may train compiled; torch would give up after a few
 
 
 class GraphedStep:
     """`step(x, y, rate)` is one step of AdamW, replayed from a recording; batches must keep their shape.
 
     Recording needs a few trial steps. They run at rate zero, and the optimizer forgets them. `pad` is the token that
-    is masked.
+    is masked. With `compiled` the model's kernels are fused before they are recorded: half a minute for a kind of model
+    and a shape of batches that this machine has not seen.
     """
 
     def __init__(
@@ -29,8 +33,11 @@ class GraphedStep:
         y: Tensor,
         autocast: torch.dtype | None,
         pad: int | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
-        self._model, self._recipe, self._autocast, self._pad = model, recipe, autocast, pad
+        self._model = fused(model) if compiled else model
+        self._recipe, self._autocast, self._pad = recipe, autocast, pad
         self._x, self._y = x.clone(), y.clone()
         self._rate = torch.zeros((), device=x.device)
         self.optimizer = torch.optim.AdamW(moving, lr=self._rate, betas=recipe.betas, fused=True, capturable=True)
@@ -54,6 +61,20 @@ class GraphedStep:
             torch.nn.utils.clip_grad_norm_(parameters(self.optimizer), self._recipe.grad_clip)
         self.optimizer.step()
         return loss.detach()
+
+
+def can_compile() -> bool:
+    """Whether torch finds what it needs to write kernels of its own."""
+    return importlib.util.find_spec("triton") is not None and any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+
+
+def fused(model: Transformer) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """The model's forward pass, and with it the backward one, with neighbouring kernels made one; where torch can not
+    do that after all, as it is."""
+    torch._dynamo.config.recompile_limit = _SHAPES
+    torch._dynamo.config.suppress_errors = True
+    forward: Callable[[Tensor, Tensor | None], Tensor] = torch.compile(model, dynamic=False)
+    return forward
 
 
 def recorded(once: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> tuple[torch.cuda.CUDAGraph, Tensor]:

@@ -68,6 +68,7 @@ def train(
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
     graphed: bool = False,
+    compiled: bool = False,
     keeping: Keeping | None = None,
     team: Team | None = None,
     watch: Watch | None = None,
@@ -79,7 +80,7 @@ def train(
     for a language model. `only` names the parameters that may move; `augment` changes each batch of inputs; `pad` is
     the token that fills short rows on the right, and is masked. The order of examples depends on `seed` alone; on one
     thread so do the weights, also if the run was killed and goes on from what `keeping` remembers. `graphed` records
-    a step once and replays it (CUDA).
+    a step once and replays it (CUDA), `compiled` fuses its kernels before.
 
     >>> from isobasin.model import ModelConfig
     >>> config = ModelConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, d_vocab=5, n_positions=4, causal=True)
@@ -93,7 +94,7 @@ def train(
 
     def stepper(x: Tensor, y: Tensor) -> EagerStep | GraphedStep:
         if graphed and device.type == "cuda" and team is None:
-            return GraphedStep(learner, moving, recipe, x, y, autocast, pad)
+            return GraphedStep(learner, moving, recipe, x, y, autocast, pad, compiled=compiled)
         return EagerStep(learner, moving, recipe, autocast=autocast, pad=pad, team=team)
 
     run = _Run(learner, data, recipe, stepper, augment, keeping or Keeping(Unrecorded()), seed)
