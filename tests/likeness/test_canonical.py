@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from likeness_subjects import CASES, FULL, difference, held, moved, noisy, output_change, own, scrambled, subject
 
@@ -91,7 +91,7 @@ def said(config: ModelConfig, weights: Weights) -> torch.Tensor:
 
 
 @given(configs(1), seeds)
-@settings(max_examples=100 if FULL else 8, deadline=None, derandomize=True)
+@settings(max_examples=100 if FULL else 8, deadline=None)
 def test_the_function_stays_whatever_the_sizes(config: ModelConfig, seed: int) -> None:
     weights = own(config, seed)
     expected = said(config, weights)
@@ -99,8 +99,18 @@ def test_the_function_stays_whatever_the_sizes(config: ModelConfig, seed: int) -
     assert float((said(config, point(weights)) - expected).abs().max()) <= 1e-8 * largest
 
 
+CONSTANT = ModelConfig(
+    d_model=8, n_layers=1, n_heads=1, d_head=2, d_ff=3, d_vocab=9, n_positions=6, positions="none", norm="layer",
+    post_norm=True, feed_forward="gelu", causal=False, bias=True, norm_eps=1e-3,
+)  # fmt: skip
+"""Its head has no bias: it holds a constant along the last norm's shift, which the stream's sign must not see."""
+
+
 @given(configs(3), seeds)
-@settings(max_examples=100 if FULL else 8, deadline=None, derandomize=True)
+@example(CONSTANT, 1)
+@example(CONSTANT, 2)
+@example(CONSTANT, 5)
+@settings(max_examples=100 if FULL else 8, deadline=None)
 def test_scrambled_copies_meet_under_every_switch(config: ModelConfig, seed: int) -> None:
     weights = own(config, seed)
     assert difference(point(scrambled(weights, seed % 1000)), point(weights)) <= SAME

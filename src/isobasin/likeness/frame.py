@@ -110,7 +110,11 @@ def _through(form: Form, space: str, rows: Tensor) -> Tensor:
 
 
 def _order(form: Form, space: Space) -> Monomial:
-    """Coordinates sorted by what fixed numbers make of their rows, with signs where the stream has them."""
+    """Coordinates sorted by what fixed numbers make of their rows, with signs where the stream has them.
+
+    Where all signs change together, means do not count: what has one there holds a constant (see `upright`), which
+    stays when the stream changes its sign.
+    """
     turning, still = (torch.zeros(space.size, dtype=torch.float64) for _ in range(2))
     for name, rows in _vectors(form):
         turning += fixed(name, len(rows)) @ rows.cpu() / len(rows) ** 0.5
@@ -120,6 +124,7 @@ def _order(form: Form, space: Space) -> Monomial:
     if space.kind == "signed":
         sign = torch.where(turning < 0, -1.0, 1.0).to(torch.float64)
     elif space.kind == "permutation±":
+        turning -= turning.mean()
         sign = sign if float(turning.pow(3).sum()) >= 0 else -sign
     index = torch.argsort(sign * turning + still, stable=True)
     return Monomial(index, sign[index])
