@@ -88,17 +88,20 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(
 
 
 def test_an_interruption_stops_both_models_and_gives_the_threads_back(tmp_path: Path) -> None:
-    before, told = torch.get_num_threads(), []
+    before, told, raised = torch.get_num_threads(), [], []
     long = Setting(pretraining=Recipe(steps=1, batch_size=8), finetuning=Recipe(steps=10_000, batch_size=8))
 
     def interrupt(stage: str, done: int, of: int) -> None:
         told.append(stage)
         if stage == "fine-tuning A" and "fine-tuning B" in told:  # one of the two may start much later than the other
+            raised.append(len(told))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match=r"^$"):
         run_demo(tmp_path / "out", setting=long, watch=interrupt)
-    assert 0 < told.count("fine-tuning A") < 10_000
-    assert 0 < told.count("fine-tuning B") < 10_000
+    after = told[raised[0] :]
+    assert len(raised) == 1
+    assert "fine-tuning A" not in after
+    assert after.count("fine-tuning B") < 1000  # of the 10,000 that it would make
     assert torch.get_num_threads() == before
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["pretrained"]

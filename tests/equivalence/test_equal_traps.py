@@ -185,7 +185,6 @@ def test_a_tied_model_and_its_untied_copy(name: str) -> None:
     assert ib.equivalent(perturbed(copy, head), a).answer == "different"
 
 
-@pytest.mark.skipif(not FULL, reason="in make test-all")
 def test_an_untied_copy_may_turn_its_stream() -> None:
     a = model("llama-tied")
     found = ib.equivalent(scrambled(untied(a)), a)

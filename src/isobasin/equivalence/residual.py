@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from isobasin.equivalence.rounding import CHUNK, disturbed, units
-from isobasin.match.canonical import ENDS, STREAM, blocks
+from isobasin.likeness.parts import parts
+from isobasin.match.canonical import ENDS, STREAM
 from isobasin.match.slices import slices
 from isobasin.symmetries import symmetry
 from isobasin.transform import Transform
@@ -25,16 +26,18 @@ TOLERANCE = 2.5  # multiples of the floor; copies of all families stay below 1.1
 LINE_TOLERANCE = 3.0  # a single row or column varies more: times as much (seen: 3.3 in all)
 EMPTY = 1e-5  # what a weight of zero may become, in units of rounding: float64 arithmetic leaves less
 THIN = 8  # numbers below which a row says too little by itself
-FEW, DRAWS = (
-    64,
-    8,
-)  # a tensor of fewer numbers is disturbed this often: one draw of three numbers may be next to nothing
+FEW = 64  # a tensor of fewer numbers is disturbed several times: one draw of three may be next to nothing
+DRAWS = 8  # that often
 OUTPUTS = "outputs"  # tensors that no space moves: the biases of heads
 
 
 @dataclass(frozen=True)
 class Residual:
-    """One space: ‖A − aligned B‖ / ‖A‖, the same for rounding alone, and the worst tensor in multiples of it."""
+    """One space: ‖A − aligned B‖ / ‖A‖, the same for rounding alone, and the worst tensor's ratio of the two.
+
+    `tensor` is the one to look at: the worst matrix beyond rounding, or the worst of all where none is. A bias takes up
+    what reaches it through a matrix, and a few of its numbers may stand out more than the matrix that has changed.
+    """
 
     space: str
     distance: float
@@ -81,14 +84,15 @@ def residuals(
     pair = _Beside(a, b, transform, again or transform, units(a, precision), units(b, precision), seed, device)
     found = []
     for space, names in _spaces(a).items():
-        parts = {name: _compare(pair, name) for name in names}
-        if parts:
-            found.append(_joined(space, parts))
+        compared = {name: _compare(pair, name) for name in names}
+        if compared:
+            found.append(_joined(space, compared))
     return tuple(found)
 
 
 def _spaces(a: Weights) -> dict[str, tuple[str, ...]]:
-    found = {STREAM if space == ENDS else space: names for space, names in blocks(a.arch).items()}
+    """Tensors by the space they belong to: the biases, gains and shifts of a layer to that layer."""
+    found = {STREAM if space == ENDS else space: names for space, names in parts(a.arch).items()}
     seen = {name for names in found.values() for name in names}
     return {**found, OUTPUTS: tuple(n for n, p in a.arch.tensors.items() if not p.buffer and n not in seen)}
 
@@ -102,6 +106,7 @@ class _Part:
     size: float
     ratio: float
     lines: tuple[int, ...]
+    is_matrix: bool
 
 
 def _compare(pair: "_Beside", name: str) -> _Part:
@@ -118,7 +123,7 @@ def _compare(pair: "_Beside", name: str) -> _Part:
         ratio = max(ratio, float(each.max()) / LINE_TOLERANCE)
         if axis == 0 and not arch.tensors[name].roles[0].axes[0].terms:
             lines = tuple(each.topk(min(4, len(each))).indices.tolist())
-    return _Part(residual, floor, sums.size, ratio, lines)
+    return _Part(residual, floor, sums.size, ratio, lines, len(shape) > 1)
 
 
 @dataclass(frozen=True)
@@ -146,12 +151,12 @@ class _Beside:
     device: torch.device
 
     def sums(self, name: str) -> _Sums:
-        own, theirs, parts = self.own[name], self.theirs[name], []
+        own, theirs, found = self.own[name], self.theirs[name], []
         for t, h, noise in self._pieces(name):
             # One draw may be small by chance: the mean square of rounding where B is now stands beside it.
             floor = noise + (theirs * h).square() / 3 + (own * t).square() / 3 + (EMPTY * own) ** 2
-            parts.append((*_by_line((h - t).square()), *_by_line(floor), float(t.square().sum())))
-        rows, columns, row_floors, column_floors, sizes = zip(*parts)
+            found.append((*_by_line((h - t).square()), *_by_line(floor), float(t.square().sum())))
+        rows, columns, row_floors, column_floors, sizes = zip(*found)
         return _Sums(torch.cat(rows), torch.cat(row_floors), sum(columns), sum(column_floors), sum(sizes))
 
     def _pieces(self, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -160,10 +165,10 @@ class _Beside:
         for number, piece in enumerate(slices(self.b, symmetry(self.b.arch), name)):
             here = self.transform.apply(piece, device=self.device)[name]
             draws = [self._disturbed(piece, name, number, k) for k in range(DRAWS if here.numel() < FEW else 1)]
-            parts = (reference[start : start + len(here)], here, *draws)
+            sides = (reference[start : start + len(here)], here, *draws)
             start += len(here)
             step = max(1, CHUNK * len(here) // max(1, here.numel()))
-            for few in zip(*(x.split(step) for x in parts)):
+            for few in zip(*(x.split(step) for x in sides)):
                 t, h, *others = (x.to("cpu", torch.float64) for x in few)
                 yield t, h, sum(((n - h).square() for n in others), torch.zeros_like(h)) / len(others)
 
@@ -189,9 +194,12 @@ def _ratio(residual: float, floor: float) -> float:
     return float((residual / max(floor, 1e-300)) ** 0.5) if residual else 0.0
 
 
-def _joined(space: str, parts: Mapping[str, _Part]) -> Residual:
-    residual, floor, size = (sum(getattr(p, key) for p in parts.values()) for key in ("residual", "floor", "size"))
-    worst = max(parts, key=lambda name: parts[name].ratio)
+def _joined(space: str, compared: Mapping[str, _Part]) -> Residual:
+    every = compared.values()
+    residual, floor, size = (sum(getattr(p, key) for p in every) for key in ("residual", "floor", "size"))
+    suspects = {name: p for name, p in compared.items() if p.is_matrix and p.ratio > TOLERANCE} or compared
+    worst = max(suspects, key=lambda name: suspects[name].ratio)
     scale = max(size, 1e-300)
-    lines = {name: p.lines for name, p in parts.items() if p.lines}
-    return Residual(space, (residual / scale) ** 0.5, (floor / scale) ** 0.5, parts[worst].ratio, worst, lines)
+    lines = {name: p.lines for name, p in compared.items() if p.lines}
+    ratio = max(p.ratio for p in every)
+    return Residual(space, (residual / scale) ** 0.5, (floor / scale) ** 0.5, ratio, worst, lines)

@@ -5,7 +5,7 @@ a weight of the aligned model, or an output, depends on the element and on the m
 on models whose weights were disturbed by this much at random.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from zlib import crc32
 
@@ -64,7 +64,7 @@ class _Disturbed(Mapping[str, Tensor]):
         # float32 shows the noise of the narrow types; that of float32 itself needs more digits.
         wide = torch.float32 if tensor.dtype.itemsize < 4 else torch.float64
         out = torch.empty(tensor.shape, dtype=self._dtype or wide, device=tensor.device)
-        for part, into in zip(_parts(tensor.reshape(-1)), _parts(out.view(-1))):
+        for part, into in zip(tensor.reshape(-1).split(CHUNK), out.view(-1).split(CHUNK)):
             noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1)
             into.copy_(noise.to(part.device, wide).mul_(self._sizes[name]).add_(1).mul_(part))
         return out
@@ -74,7 +74,3 @@ class _Disturbed(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._weights)
-
-
-def _parts(flat: Tensor) -> Iterable[Tensor]:
-    return flat.split(CHUNK)

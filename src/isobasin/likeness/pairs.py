@@ -110,7 +110,7 @@ class Meeting:
         """How the two overlap on the stream, B's own space moved as is best; `stream` has acted on b already."""
         back = Action(self.arch, {STREAM: stream.inverse()})
         b = {name: back.tensor(name, t) for name, t in self.moved(self.element()).items()}
-        return overlap(self.arch, STREAM, self.a, b, b, stream)
+        return overlap(self.arch, STREAM, self.a, b, b, stream, double=True)
 
 
 def _constant(*vectors: Tensor) -> bool:

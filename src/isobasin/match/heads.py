@@ -112,7 +112,7 @@ def _is_empty(squares: Tensor) -> Tensor:
 def _without_rounding(x: Tensor) -> Tensor:
     """The same heads with their empty directions truly empty."""
     gram = x.mT @ x
-    if not bool(_is_empty(torch.linalg.eigvalsh(gram)).any()):  # the usual case, at a third of the price
+    if not bool(_is_empty(torch.linalg.eigvalsh(gram)).any()):  # the usual case, without vectors
         return x
     squares, basis = torch.linalg.eigh(gram)
     hidden = basis * _is_empty(squares).unsqueeze(-2)
