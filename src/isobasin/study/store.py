@@ -8,6 +8,7 @@ DIR/scratch/<kind>-<key>/             what unfinished work keeps to go on from
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from .jobs import Job, strict
 
 RESULT = "result.json"
 _UNFINISHED = ".unfinished-"
+_PLAIN_LIST = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _about(job: Job) -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Strict JSON, written beside its place and renamed over it."""
-    text = json.dumps(strict(value), allow_nan=False, indent=1, ensure_ascii=False) + "\n"
+    text = _rows_on_lines(json.dumps(strict(value), allow_nan=False, indent=1, ensure_ascii=False)) + "\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -145,6 +147,15 @@ def write_json(path: Path, value: Any) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _rows_on_lines(text: str) -> str:
+    """A list of plain values on one line: a curve of 25 points is a row, not a page.
+
+    >>> _rows_on_lines(json.dumps({"curve": [1.5, 2.5], "name": "a [b]"}, indent=1))
+    '{\\n "curve": [1.5, 2.5],\\n "name": "a [b]"\\n}'
+    """
+    return _PLAIN_LIST.sub(lambda found: "[" + " ".join(line.strip() for line in found[1].split("\n")) + "]", text)
 
 
 def read_json(path: Path) -> dict[str, Any]:
