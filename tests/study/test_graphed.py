@@ -1,5 +1,6 @@
 """Steps as one graph, and compiled: the same training as step by step, only faster."""
 
+import os
 import shutil
 
 import pytest
@@ -17,6 +18,7 @@ POST_NORM = ModelConfig(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("ISOBASIN_SLOW") != "1", reason="compiling takes half a minute; ISOBASIN_SLOW=1")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for this processor with g++")
 def test_a_compiled_model_says_and_learns_the_same_in_one_graph() -> None:
     torch.compiler.reset()
