@@ -57,6 +57,21 @@ def test_one_matrix_changed_by_a_thousandth_is_different_with_a_witness(name: st
     assert changed in found.parting.tensor or shares_space(a, changed, found.parting.tensor)
 
 
+@pytest.mark.parametrize(("name", "module"), [("gpt2-one-head", "h.1.attn.c_proj"), ("gpt2-bare", "h.0.mlp.c_proj")])
+def test_a_matrix_is_named_before_the_bias_it_reaches_and_a_bias_by_itself(name: str, module: str) -> None:
+    """An output bias takes up what the bias before it sends through the matrix; both belong to the layer."""
+    a = model(name)
+    (weight,) = (n for n in a if n.endswith(f"{module}.weight"))
+    bias = a.arch.bias_of(weight)
+    assert bias is not None
+    layer = int(module.split(".")[1])
+    for changed in (weight, bias):
+        found = ib.equivalent(a, scrambled(perturbed(a, changed)))
+        assert found.answer == "different", str(found)
+        assert found.parting is not None
+        assert (found.parting.tensor, found.parting.layer) == (changed, layer)
+
+
 def shares_space(a: ib.Weights, one: str, other: str) -> bool:
     """Whether two tensors belong to one space beside the stream."""
     spaces = [

@@ -161,6 +161,24 @@ def test_each_free_coordinate_is_free_and_each_compensation_is_needed(name: str)
             assert s.error(held(weights, kept)) > SEEN, (coordinate.name, dropped)
 
 
+@pytest.mark.parametrize(
+    "name", ["gpt2-bare", "gpt2-lm-tied", "bert-masked-lm-tied", "vit-no-qkv-bias", "gpt_neox-full-rotary"]
+)
+def test_a_free_coordinate_is_set_where_the_weights_are(name: str) -> None:
+    """Values of a transform lie on the processor. Meta tensors stand in for an accelerator: they refuse to meet them
+    too. (Norms look for gains of zero, which a meta tensor can not say.)"""
+    weights = subject(name).weights
+    elsewhere = {n: weights[n].double().to("meta") for n in weights}
+    free = [c for c in symmetry(weights.arch).coordinates.values() if not isinstance(c, NormCoordinate)]
+    assert free
+    for coordinate in free:
+        value = torch.zeros(coordinate.shapes[0], dtype=torch.float64)
+        for change in coordinate.set(value).values():
+            assert change(elsewhere).device.type == "meta", coordinate.name
+    with pytest.raises(RuntimeError, match="device"):
+        next(iter(elsewhere.values())) * weights[next(iter(elsewhere))].double()
+
+
 def test_the_lists_of_cases_are_what_they_say() -> None:
     for name in ROTARY + ABSOLUTE:
         space, _ = heads_of(subject(name))

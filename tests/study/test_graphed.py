@@ -35,6 +35,21 @@ def test_a_compiled_model_says_and_learns_the_same_in_one_graph() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "another seed was compiled anew"
 
 
+def test_where_torch_can_not_compile_it_says_so_and_the_model_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernels today")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", broken)
+    torch.compiler.reset()
+    model = Transformer(POST_NORM, seed=0)
+    tokens = torch.arange(15).reshape(3, 5) % 6
+    assert torch.equal(fused(model)(tokens, None), model(tokens, None))
+    assert "no kernels today" in caplog.text
+    assert not torch._dynamo.config.suppress_errors, "errors of others would be hidden too"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_graph_trains_as_single_steps_do(compiled: bool) -> None:

@@ -69,11 +69,18 @@ def can_compile() -> bool:
 
 
 def fused(model: Transformer) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """The model's forward pass, and with it the backward one, with neighbouring kernels made one; where torch can not
-    do that after all, as it is."""
-    torch._dynamo.config.recompile_limit = _SHAPES
-    torch._dynamo.config.suppress_errors = True
-    forward: Callable[[Tensor, Tensor | None], Tensor] = torch.compile(model, dynamic=False)
+    """The model's forward pass, and with it the backward one, with neighbouring kernels made one.
+
+    Where torch can not do that after all it says why, as a warning of its own, and runs the model as it is.
+    """
+    compiled = torch.compile(model, dynamic=False)
+    settings = torch._dynamo.config.patch(recompile_limit=_SHAPES, suppress_errors=True)
+
+    def forward(x: Tensor, mask: Tensor | None) -> Tensor:
+        with settings:
+            found: Tensor = compiled(x, mask)
+        return found
+
     return forward
 
 

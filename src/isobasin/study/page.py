@@ -1,11 +1,10 @@
 """The report of a study: tables, figures and one self-contained page, from its JSON alone."""
 
-import json
 from importlib import resources
 from pathlib import Path
 
 from isobasin.errors import IsobasinError
-from isobasin.files import write_whole
+from isobasin.files import write_text
 from isobasin.report.markup import Html, joined
 from isobasin.report.page import assembled
 
@@ -25,6 +24,7 @@ from .page_sections import (
     sweeps_part,
 )
 from .results import Study, read_study
+from .store import write_json
 from .tables import summary_row
 
 PAGE, SUMMARY, FIGURES = "report.html", "summary.json", "figures"
@@ -41,10 +41,10 @@ def write_study_report(folder: Path, output: Path | None = None, *, figures: boo
     study = read_study(folder)
     _check_place(place)
     rows = {"name": study.name, "cells": [summary_row(cell) for cell in study.cells]}
-    write_whole(folder / SUMMARY, (json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_json(folder / SUMMARY, rows)
     if figures:
         write_figures(study, folder / FIGURES)
-    write_whole(place, render(study).encode("utf-8"))
+    write_text(place, render(study))
     return place
 
 

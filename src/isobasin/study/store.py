@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
+from isobasin.files import write_text
 
 from .jobs import Job, strict
 
@@ -138,15 +139,9 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Strict JSON, written beside its place and renamed over it."""
-    text = _rows_on_lines(json.dumps(strict(value), allow_nan=False, indent=1, ensure_ascii=False)) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Strict JSON, whole or not at all."""
+    text = json.dumps(strict(value), allow_nan=False, indent=1, ensure_ascii=False)
+    write_text(path, _rows_on_lines(text) + "\n")
 
 
 def _rows_on_lines(text: str) -> str:

@@ -80,7 +80,7 @@ def train(
     for a language model. `only` names the parameters that may move; `augment` changes each batch of inputs; `pad` is
     the token that fills short rows on the right, and is masked. The order of examples depends on `seed` alone; on one
     thread so do the weights, also if the run was killed and goes on from what `keeping` remembers. `graphed` records
-    a step once and replays it (CUDA), `compiled` fuses its kernels before.
+    a step once and replays it (CUDA); with `compiled` its kernels are fused first.
 
     >>> from isobasin.model import ModelConfig
     >>> config = ModelConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, d_vocab=5, n_positions=4, causal=True)
