@@ -55,10 +55,11 @@ class Sums:
         """
         flat, targets = logits.float().flatten(0, -2), batch.targets.to(logits.device).flatten()
         losses = F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="none")
-        scored = targets != IGNORED
         hits = (flat.max(-1).indices == targets).float().masked_fill(losses.isnan(), math.nan)
-        loss, correct = (float(x[scored].cpu().double().sum()) for x in (losses, hits))
-        return cls(loss, correct, int(scored.sum()), batch.n_bytes)
+        # One copy for all three: each would make a device wait.
+        losses, hits, scored = torch.stack([losses, hits, (targets != IGNORED).float()]).cpu()
+        loss, correct = (float(x[scored > 0].double().sum()) for x in (losses, hits))
+        return cls(loss, correct, int(scored.count_nonzero()), batch.n_bytes)
 
     def __add__(self, other: "Sums") -> "Sums":
         known = self.n_bytes is not None and other.n_bytes is not None
