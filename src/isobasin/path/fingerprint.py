@@ -68,12 +68,14 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> str | None:
-    """The commit of this source, where it is a checkout; an installed package has none."""
+    """The commit of this source, where it is a checkout, with a + if the source was changed since; else None."""
     here = Path(__file__).parent
     try:
         top = _asked(here, "rev-parse", "--show-toplevel")
-        inside = here.is_relative_to(top) and _asked(here, "ls-files", "--", Path(__file__).name)
-        return _asked(here, "rev-parse", "--short=12", "HEAD") if inside else None
+        if not (here.is_relative_to(top) and _asked(here, "ls-files", "--", Path(__file__).name)):
+            return None
+        changed = _asked(here, "status", "--porcelain", "--", str(here.parent))
+        return _asked(here, "rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -4,6 +4,7 @@ Colours are those of Okabe and Ito, which people with any of the common colour b
 """
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ _STYLE: Any = {
 }
 
 Draw = Callable[["Figure"], None]
+_CLIP = re.compile(rb'(?<=id=")p[0-9a-f]{10}(?=")|(?<=url\(#)p[0-9a-f]{10}(?=\))')
 
 
 def write_figure(out: str | Path, size: tuple[float, float], draw: Draw) -> Path:
@@ -85,7 +87,13 @@ def _saved(figure: "Figure", kind: str) -> bytes:
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     data = io.BytesIO()
     figure.savefig(data, format=kind, metadata=dated)
-    return data.getvalue()
+    return _counted(data.getvalue()) if kind == "svg" else data.getvalue()
+
+
+def _counted(svg: bytes) -> bytes:
+    """Clip paths by their number: matplotlib names them by a hash over the last bits of a layout, which vary."""
+    names: dict[bytes, bytes] = {}
+    return _CLIP.sub(lambda found: names.setdefault(found[0], b"clip%d" % len(names)), svg)
 
 
 def caption(figure: "Figure", title: str, below: str) -> None:
