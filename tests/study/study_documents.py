@@ -119,6 +119,7 @@ class Written:
         why: str | None = None,
         ablations: tuple[str, ...] = (),
         epochs: int = 10,
+        frozen: bool = False,
     ) -> None:
         about = {"model": model, "positions": positions, "layers": layers, "heads": heads, "width": 192}
         text = model in ("gpt2", "llama")
@@ -134,7 +135,7 @@ class Written:
                 name = self.job("pretrain", start | {"seed": seed}, [], fitted)
             else:
                 jobs["pretrain"] = self.job("pretrain", start | {"seed": 0}, [], fitted)
-                settings = {"scope": scope, "seed": seed, "heads": None, "frozen": False, "dataset": dataset}
+                settings = {"scope": scope, "seed": seed, "heads": None, "frozen": frozen, "dataset": dataset}
                 name = self.job("finetune", settings | {"train": train}, [jobs["pretrain"]], fitted)
             jobs["models"].append({"seed": seed, "job": name})
         for number, (i, j) in enumerate(combinations(range(3), 2)):
@@ -145,7 +146,7 @@ class Written:
             name = self.job("pair", settings, needs, found) if done else f"pair-{'0' * 24}"
             jobs["pairs"].append({"seeds": [i + 1, j + 1], "job": name})
         self._ablate(jobs, ablations, positions == "rope")
-        row = about | {"dataset": dataset, "scope": scope, "frozen": False, "finetune_heads": None}
+        row = about | {"dataset": dataset, "scope": scope, "frozen": frozen, "finetune_heads": None}
         self.rows.append(
             row | {"cell": f"{model} {positions} {dataset} {scope}", "status": status, "why": why, "jobs": jobs}
         )

@@ -15,7 +15,7 @@ from isobasin.study.figures import slugs, write_figures
 from isobasin.study.page import render, write_study_report
 from isobasin.study.page_charts import Series, panel, steps, value_range
 from isobasin.study.results import Study, read_study
-from isobasin.study.tables import distance_cells, facing_cells, scores, stage2_cells, summary_row, sweeps
+from isobasin.study.tables import distance_cells, facing_cells, scores, size_name, stage2_cells, summary_row, sweeps
 
 
 def one_cell(folder: Path, **settings: Any) -> Study:
@@ -147,6 +147,31 @@ def test_a_result_that_is_none_is_refused(tmp_path: Path) -> None:
         read_study(tmp_path)
 
 
+def _half_way(cell: Any, label: str) -> float:
+    losses = [pair.facts["curves"][label]["loss"][12] for pair in cell.pairs]
+    return float(sum(losses) / len(losses))
+
+
+def test_a_cell_without_a_naive_barrier_has_no_share_and_spoils_no_mean(tmp_path: Path) -> None:
+    made = Written(tmp_path)
+    shares = {"weights/none": 0.8, "weights/orthogonal": 0.2, "weights": 0.1}
+    made.cell(shares=shares)
+    made.cell(dataset="imdb", model="bert", naive=0.0, shares=shares)
+    study = read_study(made.close())
+    assert scores(study.cells[1])["weights"].share is None
+    said = "Mean over 1 cell with the first attention drawn anew (1 more has no naive barrier): none 80"
+    assert said in render(study)
+
+
+def test_a_frozen_rest_is_named(tmp_path: Path) -> None:
+    made = Written(tmp_path)
+    made.cell()
+    made.cell(frozen=True)
+    study = read_study(made.close())
+    assert [size_name(cell).endswith("rest frozen") for cell in study.cells] == [False, True]
+    assert [name.endswith("-frozen") for name in slugs(study.cells)] == [False, True]
+
+
 def test_rows_of_the_ablations(tmp_path: Path) -> None:
     study = read_study(full_study(tmp_path))
     found = stage2_cells(study.cells)
@@ -155,6 +180,9 @@ def test_rows_of_the_ablations(tmp_path: Path) -> None:
     made = Written(tmp_path / "whole")
     made.cell(scope="model")
     assert stage2_cells(read_study(made.close()).cells) == [], "nor have whole models"
+    assert found[0][1]["full"].half == pytest.approx(_half_way(found[0][0], "weights"))
+    text = render(study)
+    assert "Mean over 4 cells with the first attention drawn anew: none 75" in text
     assert list(distance_cells(study.cells)[0][1]) == ["complete", "cosine"]
     facing = facing_cells(study.cells)
     assert [(f.absolute.about["positions"], f.rotary.about["positions"]) for f in facing] == [

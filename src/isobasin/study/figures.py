@@ -20,7 +20,6 @@ from .tables import (
     facing_cells,
     is_main,
     model_name,
-    n_heads,
     scores,
     size_name,
     stage2_cells,
@@ -78,7 +77,8 @@ def slugs(cells: Sequence[CellResult]) -> list[str]:
         heads = about.get("finetune_heads") or about.get("heads")
         words = [about.get("model"), data_name(cell), about.get("positions")]
         size = f"{about.get('layers')}x{heads}x{about.get('width')}"
-        plain = re.sub(r"[^a-z0-9]+", "-", "-".join(map(str, [*words, size, about.get("scope")])).lower()).strip("-")
+        words += [size, about.get("scope"), *(["frozen"] if about.get("frozen") else [])]
+        plain = re.sub(r"[^a-z0-9]+", "-", "-".join(map(str, words)).lower()).strip("-")
         same = sum(name == plain or re.fullmatch(rf"{re.escape(plain)}-v\d+", name) is not None for name in found)
         found.append(f"{plain}-v{same + 1}" if same else plain)
     return found
@@ -206,7 +206,7 @@ def _stage2(study: Study) -> Iterator[Drawing]:
         for i, stage in enumerate(STAGES.values()):
             shares = [by_name[stage].share for _, by_name in found]
             _bars(axes, i, shares, stage, _STAGE_COLOURS[stage], n=len(STAGES))
-        _rows_on(axes, [f"{title(cell)}\n{cell.about.get('scope')}, {n_heads(cell)} heads" for cell, _ in found])
+        _rows_on(axes, [f"{title(cell)}\n{_sized(cell)}" for cell, _ in found])
         _legend(figure, axes)
         caption(
             figure,
@@ -228,8 +228,8 @@ def _positions(study: Study) -> Iterator[Drawing]:
         for i, (kind, colour) in enumerate((("absolute", "#E69F00"), ("RoPE", "#0072B2"))):
             cells = [each.rotary if i else each.absolute for each in found]
             _bars(axes, i, [scores(cell)["weights"].share for cell in cells], kind, colour, n=2)
-        names = [f"{model_name(e.absolute)} on {data_name(e.absolute)}\n{e.absolute.about.get('scope')}" for e in found]
-        _rows_on(axes, names)
+        both = [each.absolute for each in found]
+        _rows_on(axes, [f"{model_name(cell)} on {data_name(cell)}\n{_sized(cell)}" for cell in both])
         _legend(figure, axes)
         caption(figure, "Absolute against rotary positions", "share of the naive barrier that matcher weights leaves")
 
@@ -304,6 +304,10 @@ def _numbers(values: Sequence[float | None], scale: float = 1.0) -> list[float]:
 def _scope(cell: CellResult) -> str:
     scope: Any = cell.about.get("scope")
     return SCOPE_TITLES.get(scope, str(scope))
+
+
+def _sized(cell: CellResult) -> str:
+    return f"{cell.about.get('scope')}, {size_name(cell)}"
 
 
 def _samples(cell: CellResult) -> str:

@@ -10,6 +10,7 @@ from .page_charts import Series, kind_of, panel, value_range
 from .page_tables import (
     control_table,
     facing_table,
+    half_table,
     layer_table,
     model_table,
     rank_table,
@@ -20,6 +21,7 @@ from .results import NAIVE, CellResult, Facts, Measured, Study
 from .tables import (
     SCOPE_TITLES,
     STAGES,
+    Score,
     Sweep,
     ablation,
     by_scope,
@@ -90,12 +92,26 @@ def stage2_part(study: Study) -> Html | None:
     found = stage2_cells(study.cells)
     if not found:
         return None
+    names = list(STAGES.values())
     caption = "Naive barrier in nats, and the share of it that is left without Stage 2, with rotations alone, in full"
-    means = {name: mean([by_name[name].share for _, by_name in found]) for name in STAGES.values()}
-    words = ", ".join(f"{name} {percent(value)}" for name, value in means.items())
+    halves = "Mean loss half-way: it orders the three also where none of them leaves a barrier"
     paper = "The paper gives 62–91 %, 10–16 % and 7–12 % (first layer replaced)."
-    said = element("p", f"Mean over {len(found)} cells of the attention scopes: {words}. {paper}")
-    return part("Stage 2: inside the heads", "stage2", said, share_table(caption, found, list(STAGES.values())))
+    tables = (share_table(caption, found, names), half_table(halves, found, names))
+    return part("Stage 2: inside the heads", "stage2", element("p", _stage2_words(found), f" {paper}"), *tables)
+
+
+def _stage2_words(found: Sequence[tuple[CellResult, dict[str, Score]]]) -> str:
+    """The mean share of each variant, of the paper's scope alone and where there is a barrier to have a share of."""
+    first = [by_name for cell, by_name in found if cell.about.get("scope") == "first-attention"]
+    rising = [by_name for by_name in first if by_name["full"].naive_mean]
+    if not rising:
+        return "No cell with the first attention drawn anew has a naive barrier."
+    means = {name: mean([by_name[name].share for by_name in rising]) for name in STAGES.values()}
+    words = ", ".join(f"{name} {percent(value)}" for name, value in means.items())
+    flat = len(first) - len(rising)
+    rest = f" ({flat} more {'has' if flat == 1 else 'have'} no naive barrier)" if flat else ""
+    cells = f"{len(rising)} cell{'' if len(rising) == 1 else 's'}"
+    return f"Mean over {cells} with the first attention drawn anew{rest}: {words}."
 
 
 def heads_part(study: Study) -> Html | None:

@@ -115,6 +115,17 @@ def share_table(caption: str, found: Sequence[tuple[CellResult, dict[str, Score]
     return table(caption, ("cell", NAIVE, *names), rows, "bars")
 
 
+def half_table(caption: str, found: Sequence[tuple[CellResult, dict[str, Score]]], names: Sequence[str]) -> Html:
+    """Losses half-way, the naive one first; the lowest is bold."""
+    rows = []
+    for cell, by_name in found:
+        halves = [scores(cell)[NAIVE].half, *(by_name[name].half for name in names)]
+        lowest = min((half for half in halves if half is not None), default=None)
+        shown = [NONE if half is None else f"{half:.4f}" for half in halves]
+        rows.append(row(_named(cell), [element("b", w) if h == lowest else w for h, w in zip(halves, shown)]))
+    return table(caption, ("cell", NAIVE, *names), rows)
+
+
 def _named(cell: CellResult, *, scope: bool = True) -> Html:
     words = f"{cell.about.get('scope')}, {size_name(cell)}" if scope else size_name(cell)
     return joined([title(cell), element("small", words)])

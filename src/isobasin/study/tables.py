@@ -40,10 +40,12 @@ def data_name(cell: CellResult) -> str:
 
 
 def size_name(cell: CellResult) -> str:
-    """`6 layers, 4 heads, d = 192`."""
+    """`6 layers, 4 heads, d = 192`, and whether only the scope was trained."""
     about = cell.about
     heads = f"{about.get('heads')} → {about['finetune_heads']}" if about.get("finetune_heads") else about.get("heads")
-    return f"{about.get('layers')} layers, {heads} heads, d{NBSP}={NBSP}{about.get('width')}"
+    layers = f"{about.get('layers')} layer{'' if about.get('layers') == 1 else 's'}"
+    frozen = ", rest frozen" if about.get("frozen") else ""
+    return f"{layers}, {heads} heads, d{NBSP}={NBSP}{about.get('width')}{frozen}"
 
 
 def positions_name(cell: CellResult) -> str:
@@ -78,6 +80,7 @@ class Score:
     each: tuple[float | None, ...]
     naive: tuple[float | None, ...]
     output_change: float | None
+    half: float | None  # mean loss half-way: it tells apart what leaves no barrier at all
 
     @property
     def mean(self) -> float | None:
@@ -119,9 +122,19 @@ def scores(cell: CellResult, metric: str = "loss") -> dict[str, Score]:
         return {}
     naive = tuple(pair.barrier(NAIVE, metric) for pair in cell.pairs)
     return {
-        label: Score(label, tuple(pair.barrier(label, metric) for pair in cell.pairs), naive, _moved(cell.pairs, label))
+        label: Score(
+            label,
+            tuple(pair.barrier(label, metric) for pair in cell.pairs),
+            naive,
+            _moved(cell.pairs, label),
+            mean([_middle(pair.curve(label, metric)) for pair in cell.pairs]),
+        )
         for label in (NAIVE, *cell.labels)
     }
+
+
+def _middle(curve: Sequence[float | None]) -> float | None:
+    return curve[(len(curve) - 1) // 2] if curve else None
 
 
 def _moved(pairs: Sequence[Measured], label: str) -> float | None:
@@ -157,6 +170,7 @@ def summary_row(cell: CellResult) -> dict[str, Any]:
                 "each": list(score.each),
                 "mean": score.mean,
                 "share": score.share,
+                "half": score.half,
                 "accuracy": accuracy[label].mean,
                 "n_connected": score.n_connected,
                 "connected": score.connected,
