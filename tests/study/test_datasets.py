@@ -109,6 +109,9 @@ def test_labelled_tables_of_every_layout(tmp_path: Path) -> None:
     assert batch.inputs["attention_mask"].sum(1).tolist() == [2, 4, 2, 2]
     short = next(iter(open_dataset("ag_news", tmp_path, sequence=9).task("train", batch_size=1)))
     assert short.inputs["input_ids"].shape == (1, 2)  # no wider than its longest row
+    measured = list(news.task("test", batch_size=1))
+    assert [batch.inputs["input_ids"].tolist() for batch in measured] == [[[1, 1, 3, 4]], [[5, 1]]]  # longest first
+    assert [batch.targets.tolist() for batch in measured] == [[1], [0]]  # each with its own class
     table(tmp_path / "dbpedia" / "train_subset.csv", rows)
     table(tmp_path / "dbpedia" / "test_subset.csv", rows[:3])
     table(tmp_path / "dbpedia" / "test_raw_subset.csv", rows[:1])

@@ -70,13 +70,19 @@ class Dataset:
     def task(
         self, split: str = "test", *, samples: int | None = None, batch_size: int | None = None, seed: int = 0
     ) -> Task:
-        """A split as a task that models are measured on: all of it, or a random part in its order."""
+        """A split as a task that models are measured on: all of it, or a random part.
+
+        In its order; texts that are not trained on come longest first, so that batches hold little padding.
+        """
         part: Split | None = {"train": self.train, "test": self.test, "valid": self.valid}.get(split)
         if part is None:
             raise IsobasinError(f"data set {self.name!r}: no split {split!r}; expected train or test")
         inputs, targets = part.inputs, part.targets
         n = len(part) if targets is not None else (len(part) - 1) // (self.sequence or 1)
         used = chosen(n, samples, seed)
+        if self.pad is not None and split != "train":
+            lengths = (inputs[used] != self.pad).sum(1)
+            used = [used[i] for i in lengths.argsort(descending=True, stable=True).tolist()]
         size = batch_size or _BATCH[self.kind]
 
         def batches() -> Iterator[Batch]:
