@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from isobasin.groups import (
     GL,
+    Element,
     Group,
     Heads,
     Matrix,
@@ -23,6 +24,7 @@ from isobasin.groups import (
     SignedPermutation,
     Trivial,
 )
+from isobasin.groups.monomial import Scales
 
 EXACT = 1e-10
 sizes = st.integers(1, 6)
@@ -192,3 +194,20 @@ def test_gl_refuses_what_float32_could_not_carry() -> None:
 )
 def test_dimension(group: Group, dim: int) -> None:
     assert group.dim == dim
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@given(st.sampled_from(["none", "global", "signs", "positive", "nonzero"]), sizes, st.integers(-3, 2), seeds)
+@settings(max_examples=60, deadline=None)
+def test_permutations_act_as_every_element_does_bit_for_bit(
+    dtype: torch.dtype, scales: Scales, n: int, axis: int, seed: int
+) -> None:
+    shape = [2, 3, 4]
+    shape[axis] = n
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    g = MonomialGroup(n, scales).sample(seed=seed)
+    found = g.act(x, axis)
+    assert found.dtype == dtype
+    assert torch.equal(found, Element.act(g, x, axis))
+    if dtype == torch.float64 and not g.is_identity:
+        assert not torch.equal(found, x)

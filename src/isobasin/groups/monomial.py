@@ -54,6 +54,16 @@ class Monomial(Element):
     def is_identity(self) -> bool:
         return bool((self.index == torch.arange(self.n)).all() and (self.scale == 1).all())
 
+    def act(self, x: Tensor, axis: int = -1) -> Tensor:
+        """As every element does, bit for bit, but without what a permutation can do without: slices are picked in the
+        type they have, signs are set in it, and nothing is multiplied by ones."""
+        if not torch.equal(self.index, torch.arange(self.n)):
+            x = x.index_select(axis, self.index.to(x.device))
+        if bool((self.scale == 1).all()):
+            return x
+        scale = self.scale.to(x.device).view([self.n if k == axis % x.ndim else 1 for k in range(x.ndim)])
+        return x * scale.to(x.dtype) if self.exact else (x * scale).to(x.dtype)
+
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
         return x[..., self.index.to(x.device)] * self.scale.to(x.device)
 
