@@ -1,7 +1,7 @@
 """The parts of learning: schedules and orders, data held out, elements with parameters, the judge."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import learning_subjects as subjects
 import pytest
@@ -11,10 +11,11 @@ from isobasin.action import Action
 from isobasin.errors import IsobasinError
 from isobasin.groups import Monomial
 from isobasin.learning.course import Course
-from isobasin.learning.exercises import Exercises, split
+from isobasin.learning.exercises import Exercises, split, together
 from isobasin.learning.judge import Judge
 from isobasin.learning.lessons import Lessons
 from isobasin.learning.motion import Motion, joined
+from isobasin.learning.step import RecordedStep, Recording, Step
 from isobasin.path import evaluate_path
 from isobasin.path.mixture import Mixture
 from isobasin.symmetries import symmetry
@@ -81,6 +82,72 @@ def test_labelled_samples_are_held_out_from_everywhere() -> None:
     assert len(numbers(held_out)) == 4
     assert {number // 11 for number in numbers(held_out)} == {0, 1, 2, 3}
     assert len(numbers(split(numbered("image", 43), most=2)[1])) == 2
+
+
+def test_samples_held_out_from_everywhere_come_in_whole_batches() -> None:
+    """One of each batch would be measured in as many batches as the task has."""
+    task = numbered("image", 400, batch=8)
+    rest, held_out = split(task)
+    assert [len(batch) for batch in held_out] == [8, 8, 8, 8, 8]
+    assert [len(batch) for batch in held_out] == [8, 8, 8, 8, 8], "also the second time"
+    assert numbers(held_out) == [10 * k + 9 for k in range(40)]
+    assert sum(1 for _ in rest) == 50, "what is learned from keeps its batches"
+
+
+def test_only_samples_of_one_shape_come_together() -> None:
+    def batch(first: int, n: int, width: int) -> Batch:
+        rows = torch.arange(first, first + n)
+        return Batch({"input_ids": rows[:, None].expand(n, width)}, rows, 3)
+
+    found = list(together([batch(0, 1, 5), batch(1, 1, 7), batch(2, 2, 5), batch(4, 1, 5)], size=3))
+    assert [(each.targets.tolist(), each.inputs["input_ids"].shape[1], each.n_bytes) for each in found] == [
+        ([0, 2, 3], 5, 6),
+        ([1], 7, 3),
+        ([4], 5, 3),
+    ]
+    for each in found:
+        assert each.inputs["input_ids"][:, 0].tolist() == each.targets.tolist(), "inputs stay with their targets"
+
+
+def test_steps_are_recorded_once_for_each_shape_and_the_rest_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device: a recording that plays itself back by adding up what it was given."""
+    done: list[tuple[str, int]] = []
+
+    class Played:
+        def __init__(self, here: list[Batch], total: torch.Tensor) -> None:
+            self.here, self.total = here, total
+
+        def replay(self) -> None:
+            done.append(("replayed", len(self.here[0])))
+            self.total.fill_(float(self.here[0].targets.sum()))
+
+    def record(self: RecordedStep, points: Sequence[float], batches: Sequence[Batch]) -> Recording:
+        done.append(("recorded", len(batches[0])))
+        held = [Batch({k: t.clone() for k, t in b.inputs.items()}, b.targets.clone()) for b in batches]
+        total = torch.zeros(())
+        return Recording(torch.tensor(points), held, Played(held, total), total)  # type: ignore[arg-type]
+
+    def eager(self: Step, points: Sequence[float], batches: Sequence[Batch], rate: float) -> torch.Tensor:
+        done.append(("eager", len(batches[0])))
+        return torch.tensor(float(batches[0].targets.sum()))
+
+    monkeypatch.setattr(RecordedStep, "_record", record)
+    monkeypatch.setattr(RecordedStep, "_set_rate", lambda self, rate: None)
+    monkeypatch.setattr(Step, "__call__", eager)
+    step = RecordedStep.__new__(RecordedStep)
+    step._recordings, step._most = {}, 2
+    sizes = [3, 4, 3, 5, 4, 5]
+    totals = []
+    for k, n in enumerate(sizes):
+        rows = torch.arange(n) + 10 * k
+        totals.append(float(step([0.5], [Batch({"input_ids": rows[:, None]}, rows)], 0.1)))
+    assert totals == [float((torch.arange(n) + 10 * k).sum()) for k, n in enumerate(sizes)]
+    assert done == [
+        ("recorded", 3), ("replayed", 3), ("recorded", 4), ("replayed", 4), ("replayed", 3),
+        ("eager", 5), ("replayed", 4), ("eager", 5),
+    ]  # fmt: skip
+    step.go_on_from(None)  # type: ignore[arg-type]
+    assert step._recordings == {}, "another base makes them stale"
 
 
 def test_too_little_to_hold_out_is_refused() -> None:

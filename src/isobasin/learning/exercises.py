@@ -1,7 +1,8 @@
 """What is learned from, and what decides: batches in an order that any step can ask for, and data held out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -73,11 +74,39 @@ def _part(task: Task, chosen: set[int], *, keep: bool) -> Task:
             elif rows:
                 yield _rows(batch, torch.tensor(rows))
 
+    def gathered() -> Iterator[Batch]:
+        size = max((len(batch) for batch in islice(task, 1)), default=1)
+        return together(batches(), size)
+
     count = len(chosen) if keep else task.n_samples - len(chosen)
     said = f"{task.fingerprint}, {'only' if keep else 'without'} {sorted(chosen)}"
-    return replace(task, n_samples=count, batches=batches, fingerprint=said)
+    return replace(task, n_samples=count, batches=gathered if keep else batches, fingerprint=said)
 
 
 def _rows(batch: Batch, rows: Tensor) -> Batch:
     """Some samples of a batch; of its bytes nobody knows whose they are."""
     return Batch({name: tensor[rows] for name, tensor in batch.inputs.items()}, batch.targets[rows], None)
+
+
+def together(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """The same samples in batches of about `size`: a few of each batch would make a measurement wait for hundreds.
+
+    Only samples of one shape come together.
+    """
+    waiting: dict[tuple[object, ...], list[Batch]] = {}
+    for batch in batches:
+        shape = (*((name, t.shape[1:]) for name, t in batch.inputs.items()), batch.targets.shape[1:])
+        group = waiting.setdefault(shape, [])
+        group.append(batch)
+        if sum(map(len, group)) >= size:
+            yield _one(waiting.pop(shape))
+    yield from map(_one, waiting.values())
+
+
+def _one(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs}
+    known = [batch.n_bytes for batch in batches if batch.n_bytes is not None]
+    n_bytes = sum(known) if len(known) == len(batches) else None
+    return Batch(inputs, torch.cat([batch.targets for batch in batches]), n_bytes)

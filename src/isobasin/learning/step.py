@@ -1,7 +1,8 @@
 """One step of learning. On CUDA it is recorded once and replayed: small models leave a large device waiting for
 launches otherwise."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from isobasin.model import Transformer
 from isobasin.tasks import Batch
 
 WARM = 3  # trial steps before a recording, as torch asks for
+SHAPES = 4  # of batches that are recorded; holding samples out leaves batches of two sizes
 
 
 class Step:
@@ -71,48 +73,67 @@ class Step:
         return total
 
 
-class RecordedStep(Step):
-    """The same as one CUDA graph. Batches of another shape than the first are not in the recording: they run as
-    before."""
+@dataclass(frozen=True)
+class Recording:
+    """A step for batches of one shape: fill `points` and `batches`, replay, read `total`."""
 
-    _graph: torch.cuda.CUDAGraph | None = None
+    points: Tensor
+    batches: list[Batch]
+    graph: torch.cuda.CUDAGraph
+    total: Tensor
+
+
+class RecordedStep(Step):
+    """The same as a CUDA graph for each shape of batches, the first SHAPES of them: others run as before.
+
+    Where units change places there is one: a recording begins with trial steps, after which nothing was heard.
+    """
+
+    def __init__(
+        self, course: Course, motion: Motion, lessons: Lessons, team: Team, rearranging: Rearranging | None
+    ) -> None:
+        super().__init__(course, motion, lessons, team, rearranging)
+        self._most = 1 if rearranging else SHAPES
+        self._recordings: dict[Hashable, Recording] = {}
 
     def __call__(self, points: Sequence[float], batches: Sequence[Batch], rate: float) -> Tensor:
-        if self._graph is None:
-            self._record(points, batches)
-        if _shapes(batches) != _shapes(self._batches):
+        shape = _shape(batches)
+        if shape not in self._recordings and len(self._recordings) < self._most:
+            self._recordings[shape] = self._record(points, batches)
+        found = self._recordings.get(shape)
+        if found is None:
             return super().__call__(points, batches, rate)
-        assert self._graph is not None
         self._set_rate(rate)
-        self._points.copy_(torch.tensor(points))
-        for here, given in zip(self._batches, batches):
+        found.points.copy_(torch.tensor(points))
+        for here, given in zip(found.batches, batches):
             _copy(here, given)
-        self._graph.replay()
-        return self._total.clone()
+        found.graph.replay()
+        return found.total.clone()
 
     def go_on_from(self, course: Course) -> None:
-        self.course, self._graph = course, None
+        self.course, self._recordings = course, {}
 
-    def _record(self, points: Sequence[float], batches: Sequence[Batch]) -> None:
+    def _record(self, points: Sequence[float], batches: Sequence[Batch]) -> Recording:
         """A few trial steps at rate zero, which the optimizer forgets, then the recording."""
-        self._points = torch.tensor(points, device=self.course.device)
-        self._batches = [Batch({k: t.clone() for k, t in b.inputs.items()}, b.targets.clone()) for b in batches]
+        here = torch.tensor(points, device=self.course.device)
+        held = [Batch({k: t.clone() for k, t in b.inputs.items()}, b.targets.clone()) for b in batches]
         self._set_rate(0.0)
         kept = {p: {k: t.clone() for k, t in state.items()} for p, state in self.optimizer.state.items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM):
-                self._down(self._points, self._batches)
+                self._down(here, held)
         torch.cuda.current_stream().wait_stream(side)
         for parameter, state in self.optimizer.state.items():
             for key, tensor in state.items():
                 tensor.copy_(kept[parameter][key]) if parameter in kept else tensor.zero_()
         if self._rearranging:
             self._rearranging.forget()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._total = self._down(self._points, self._batches)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            total = self._down(here, held)
+        return Recording(here, held, graph, total)
 
 
 def step_of(course: Course, motion: Motion, lessons: Lessons, team: Team, rearranging: Rearranging | None) -> Step:
@@ -128,5 +149,5 @@ def _copy(here: Batch, given: Batch) -> None:
         here.inputs[name].copy_(tensor)
 
 
-def _shapes(batches: Sequence[Batch]) -> list[object]:
-    return [({k: t.shape for k, t in b.inputs.items()}, b.targets.shape) for b in batches]
+def _shape(batches: Sequence[Batch]) -> Hashable:
+    return tuple((*((k, t.shape) for k, t in b.inputs.items()), b.targets.shape) for b in batches)
