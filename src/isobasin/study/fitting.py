@@ -18,7 +18,7 @@ from isobasin.tasks.task import Sums, Task
 
 from .augmentation import augmentation
 from .baseline import accuracy_of_words
-from .datasets import Dataset, open_dataset
+from .datasets import Dataset, at_once, open_dataset
 from .fitting_models import config_of, head_of, open_for, with_classes
 from .graphed import can_compile
 from .jobs import Context
@@ -84,7 +84,8 @@ def _fitted(
     found.model.cpu().save(out / "model")
     if data.vocabulary is not None:
         data.vocabulary.save(out / "model")
-    result = measured(found.model, data.task("test", samples=MEASURED.get(data.kind)), torch.device(context.device))
+    tested = data.task("test", samples=MEASURED.get(data.kind), batch_size=at_once(data.kind, context.device))
+    result = measured(found.model, tested, torch.device(context.device))
     record.close()
     return result | {
         "n_steps": len(found.losses),
@@ -110,7 +111,7 @@ def fit(
     On CUDA in bfloat16, with a step as one graph, compiled where that is possible; else in float32.
     """
     where = torch.device(device)
-    task = data.task("test", samples=PROBED)
+    task = data.task("test", samples=PROBED, batch_size=at_once(data.kind, device))
 
     def probe(learner: Transformer) -> Point:
         said = measured(learner, task, where)

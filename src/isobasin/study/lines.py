@@ -15,12 +15,11 @@ from isobasin.running import change, logits
 from isobasin.tasks import Task
 from isobasin.weights import Weights
 
-from .datasets import Dataset
+from .datasets import Dataset, at_once
 from .fitting_models import open_for
 from .jobs import Context
 
 CHECKED = 64  # samples on which a model and itself moved are compared
-WIDE = {"image": 1000, "text": 256, "lm": 128}  # samples at once on an accelerator, which a small model leaves idle
 
 
 def data_of(settings: Mapping[str, Any], model: Weights, context: Context) -> Dataset:
@@ -32,8 +31,7 @@ def data_of(settings: Mapping[str, Any], model: Weights, context: Context) -> Da
 def measured_on(settings: Mapping[str, Any], model: Weights, context: Context) -> Task:
     """The test samples that all lines of a job are measured on."""
     data = data_of(settings, model, context)
-    size = None if context.device == "cpu" else WIDE[data.kind]
-    return data.task("test", samples=settings.get("samples"), batch_size=size)
+    return data.task("test", samples=settings.get("samples"), batch_size=at_once(data.kind, context.device))
 
 
 @dataclass(frozen=True)
