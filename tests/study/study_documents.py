@@ -120,10 +120,11 @@ class Written:
         ablations: tuple[str, ...] = (),
         epochs: int = 10,
         frozen: bool = False,
+        rate: float = 1e-3,
     ) -> None:
         about = {"model": model, "positions": positions, "layers": layers, "heads": heads, "width": 192}
         text = model in ("gpt2", "llama")
-        train = {"epochs": epochs}
+        train = {"epochs": epochs, "rate": rate}
         fitted = {"loss": 0.31, "accuracy": 0.953, "n_steps": 100 * epochs, "n_params": 2_700_000, "history": []}
         fitted |= {"bits_per_byte": 1.41} if text else {}
         jobs: dict[str, Any] = {"baseline": None, "pretrain": None, "models": [], "pairs": []}

@@ -11,6 +11,7 @@ import pytest
 from study_documents import MATCHERS, Written, full_study
 
 from isobasin.errors import IsobasinError
+from isobasin.report.wording import NBSP
 from isobasin.study.figures import slugs, write_figures
 from isobasin.study.page import render, write_study_report
 from isobasin.study.page_charts import Series, panel, steps, value_range
@@ -202,6 +203,18 @@ def test_cells_that_differ_in_training_do_not_face_each_other(tmp_path: Path) ->
     (sweep,) = sweeps(study.cells)
     assert (sweep.what, [number for number, _ in sweep.cells]) == ("steps", [1000, 3000])
     assert slugs(study.cells)[2] == f"{slugs(study.cells)[0]}-v2"
+
+
+def test_a_sweep_over_training_time_varies_nothing_else(tmp_path: Path) -> None:
+    made = Written(tmp_path)
+    made.cell(epochs=10, layers=1)
+    made.cell(epochs=30, layers=1)
+    made.cell(epochs=50, layers=1, rate=2e-3)
+    study = read_study(made.close())
+    (sweep,) = sweeps(study.cells)
+    assert (sweep.what, [number for number, _ in sweep.cells]) == ("steps", [1000, 3000])
+    assert f"first-attention, 1 layer, 4 heads, d{NBSP}={NBSP}192: mean barrier (nats) against steps" in render(study)
+    assert size_name(study.cells[0], but="heads") == f"1 layer, d{NBSP}={NBSP}192"
 
 
 def test_summary_and_page_are_written_whole(tmp_path: Path) -> None:

@@ -279,7 +279,8 @@ def _sweep(sweep: Sweep, name: str) -> Drawing:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", color="#ececec", linewidth=0.7)
         _legend(figure, axes)
-        caption(figure, f"Barrier against {sweep.what}: {title(first)}", _scope(first))
+        said = joined(_scope(first), size_name(first, but=sweep.what))
+        caption(figure, f"Barrier against {sweep.what}: {title(first)}", said)
 
     return name, (6.0, 4.0), draw
 

@@ -192,7 +192,8 @@ def _sweep(sweep: Sweep) -> Html:
     labels = [label for label in found[0] if is_main(label) and all(label in each for each in found)]
     series = [Series([each[label].mean for each in found], kind_of(label)) for label in labels]
     first = sweep.cells[0][1]
-    words = f"{title(first)}, {first.about.get('scope')}: mean barrier (nats) against {sweep.what}, {', '.join(labels)}"
+    fixed = f"{first.about.get('scope')}, {size_name(first, but=sweep.what)}"
+    words = f"{title(first)}, {fixed}: mean barrier (nats) against {sweep.what}, {', '.join(labels)}"
     drawn = panel(
         list(range(len(xs))), series, value_range([s.values for s in series] + [[0.0]]),
         ends=(plain(xs[0]), plain(xs[-1])), below=f"{sweep.what}: {', '.join(map(plain, xs))}", title=words, dots=True,

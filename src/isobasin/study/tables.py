@@ -39,13 +39,17 @@ def data_name(cell: CellResult) -> str:
     return _DATA.get(name, name)
 
 
-def size_name(cell: CellResult) -> str:
-    """`6 layers, 4 heads, d = 192`, and whether only the scope was trained."""
+def size_name(cell: CellResult, *, but: str = "") -> str:
+    """`6 layers, 4 heads, d = 192`, and whether only the scope was trained; without what varies in a sweep."""
     about = cell.about
     heads = f"{about.get('heads')} → {about['finetune_heads']}" if about.get("finetune_heads") else about.get("heads")
-    layers = f"{about.get('layers')} layer{'' if about.get('layers') == 1 else 's'}"
-    frozen = ", rest frozen" if about.get("frozen") else ""
-    return f"{layers}, {heads} heads, d{NBSP}={NBSP}{about.get('width')}{frozen}"
+    words = {
+        "layers": f"{about.get('layers')} layer{'' if about.get('layers') == 1 else 's'}",
+        "heads": f"{heads} heads",
+        "width": f"d{NBSP}={NBSP}{about.get('width')}",
+        "frozen": "rest frozen" if about.get("frozen") else "",
+    }
+    return ", ".join(word for what, word in words.items() if word and what != but)
 
 
 def positions_name(cell: CellResult) -> str:
@@ -244,11 +248,14 @@ def _but(cell: CellResult, *left_out: str) -> str:
     """Everything about a cell but some of it, to find others that agree."""
     keys = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope")
     kept = {key: cell.about.get(key) for key in keys if key not in left_out}
-    return repr(kept | {"trained": _training(cell) if "training" not in left_out else None})
+    lengths = ("epochs", "steps") if "length" in left_out else ()
+    return repr(kept | {"trained": [_training(facts, lengths) for _, facts in cell.models]})
 
 
-def _training(cell: CellResult) -> Any:
-    return [sorted((facts.get("job", {}).get("settings", {}).get("train") or {}).items()) for _, facts in cell.models]
+def _training(facts: Facts, left_out: Sequence[str]) -> Any:
+    """How one model was trained."""
+    found = facts.get("job", {}).get("settings", {}).get("train") or {}
+    return sorted((key, value) for key, value in found.items() if key not in left_out)
 
 
 @dataclass(frozen=True)
@@ -265,7 +272,7 @@ def sweeps(cells: Sequence[CellResult]) -> list[Sweep]:
         "heads": (("heads", "finetune_heads"), n_heads),
         "width": (("width",), lambda cell: cell.about.get("width")),
         "layers": (("layers",), lambda cell: cell.about.get("layers")),
-        "steps": (("training",), _steps),
+        "steps": (("length",), _steps),
     }
     found = []
     for what, (left_out, value) in places.items():
