@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_help_imports_no_torch() -> None:
 
 def results(folder: Path) -> dict[str, Any]:
     """Every number of every job by the job's name, without how long it took."""
-    found = {path.parent.name: read_json(path) for path in (folder / "done").glob("*/result.json")}
+    found = {path.parent.name: read_json(path) for path in (folder / "done").glob("[!.]*/result.json")}
     for result in found.values():
         del result["seconds"], result["job"]["seconds"]
     return found
@@ -173,11 +174,14 @@ def start(grid: Path, out: Path, *more: str) -> "subprocess.Popen[bytes]":
 
 
 def n_done(folder: Path) -> int:
-    return len(list(folder.glob("done/*/result.json")))
+    return len(list(folder.glob("done/[!.]*/result.json")))
 
 
 def descendants(pid: int) -> list[int]:
-    children = [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+    children: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # processes come and go
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += map(int, path.read_text().split())
     return [*children, *(found for child in children for found in descendants(child))]
 
 
@@ -212,7 +216,7 @@ def test_killed_half_way_it_goes_on_with_the_same_numbers(
     with start(grid, tmp_path / "out") as main:
         wait_for(lambda: n_done(tmp_path / "out") >= 8)
         main.send_signal(signal.SIGKILL)
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/done/*/result.json")}
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/done/[!.]*/result.json")}
     assert 8 <= len(kept) < len(expected)
     assert run(["study", "run", str(grid), "-o", str(tmp_path / "out"), "--quiet"]) == 0
     assert results(tmp_path / "out") == expected

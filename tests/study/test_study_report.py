@@ -107,6 +107,16 @@ def test_results_alone_say_the_same(tmp_path: Path) -> None:
     assert {cell.baseline for cell in study.cells if cell.about["model"] == "bert"} == {0.88}
 
 
+def test_what_a_killed_worker_left_is_no_result(tmp_path: Path) -> None:
+    full_study(tmp_path)
+    (tmp_path / "study.json").unlink()
+    before = len(read_study(tmp_path).cells)
+    pair = next((tmp_path / "done").glob("pair-*"))
+    shutil.copytree(pair, pair.with_name(f".unfinished-{pair.name}-0a1b"))
+    study = read_study(tmp_path)
+    assert (len(study.cells), [len(cell.pairs) for cell in study.cells]) == (before, [3] * before)
+
+
 def _numbers(cell: Any) -> dict[str, Any]:
     keys = ("model", "dataset", "positions", "scope", "heads", "layers")
     row = summary_row(cell)

@@ -15,6 +15,7 @@ STUDY = "study.json"
 NAIVE = "naive"
 _SHAPE = ("model", "positions", "layers", "heads", "width")
 _ABLATIONS = ("heads", "layers", "control")
+_DONE = f"[!.]*/{RESULT}"  # what is being written, or was when its worker was killed, has a hidden name
 
 Facts = Mapping[str, Any]
 
@@ -104,11 +105,11 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _holds_study(folder: Path) -> bool:
-    return (folder / STUDY).is_file() or any((folder / "done").glob(f"*/{RESULT}"))
+    return (folder / STUDY).is_file() or any((folder / "done").glob(_DONE))
 
 
 def _read_one(folder: Path) -> Study:
-    done = {path.parent.name: strict(read_json(path)) for path in sorted((folder / "done").glob(f"*/{RESULT}"))}
+    done = {path.parent.name: strict(read_json(path)) for path in sorted((folder / "done").glob(_DONE))}
     if (folder / STUDY).is_file():
         table = strict(read_json(folder / STUDY))
         rows, name, runs = table.get("cells") or [], table.get("name"), table.get("runs") or []

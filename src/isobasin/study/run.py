@@ -97,6 +97,7 @@ def _work(plans: Sequence[CellPlan], store: Store, setting: Setting, device: str
             work_through(jobs, store, pool, heard, retry=setting.retry)
     finally:
         pool.close()
+        store.tidy()
 
 
 def _planned(cell: Cell, checkpoint: Checkpoint | None) -> CellPlan:
