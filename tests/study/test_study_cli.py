@@ -254,3 +254,14 @@ def test_an_interrupt_is_exit_code_130_and_leaves_what_is_done(tmp_path: Path) -
     assert main.returncode == 130
     assert err.splitlines()[-1].startswith("isobasin: interrupted")
     assert [path.name.partition("-")[0] for path in (out / "done").glob("[!.]*")] == ["pretrain"]
+
+
+def test_what_a_killed_worker_left_half_written_is_gone_after_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run itself goes on when a worker is killed, so it is the one to clear up."""
+    left = tmp_path / "out" / "done" / ".unfinished-pair-0-abc"
+    monkeypatch.setattr("isobasin.study.run.work_through", lambda *_, **__: left.mkdir(parents=True))
+    run(["study", "run", str(written(tmp_path, TINY)), "-o", str(tmp_path / "out"), "--quiet"])
+    assert left.parent.is_dir()
+    assert not left.exists()
