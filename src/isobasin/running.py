@@ -125,8 +125,9 @@ def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
         return _pretrained(weights, attention)
     from isobasin.model import ModelConfig, Transformer
 
-    model = Transformer(ModelConfig.from_dict(dict(weights.config)))
-    model.load_state_dict(weights.state_dict("float32"))
+    with torch.device("meta"):  # nothing is drawn that is replaced at once
+        model = Transformer(ModelConfig.from_dict(dict(weights.config)))
+    model.to_empty(device="cpu").load_state_dict(weights.state_dict("float32"))
     return model.eval()
 
 

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
-from isobasin.learning.exercises import on
+from isobasin.learning.exercises import on, together
 from isobasin.learning.team import Alone, Team
 from isobasin.path.curve import barrier, grid
 from isobasin.path.mixture import Mixture
 from isobasin.tasks import Task
+
+WIDER = 4  # batches that an accelerator measures as one: it would wait for launches otherwise
 
 
 class Judge:
@@ -21,7 +23,10 @@ class Judge:
         self._mixture, self._start, self._lambdas = mixture, start, grid(n_points)
         self._team = team or Alone()
         shares = islice(task, self._team.rank, None, self._team.size)
-        self._batches = [on(batch, start.device) for batch in shares]
+        held = [on(batch, start.device) for batch in shares]
+        if held and start.device.type != "cpu":
+            held = list(together(held, WIDER * len(held[0])))
+        self._batches = held
         self._first = self._loss(start)
         if math.isnan(self._first):
             raise IsobasinError(f"{task.source}: A has no finite loss there; expected data that A can be measured on")

@@ -23,10 +23,16 @@ def sinusoidal_table(n_positions: int, d_model: int) -> Float[Tensor, "n_positio
 
 def rotary_angles(n_tokens: int, rotary_dims: int, theta: float, like: Tensor) -> Rotation:
     """cos and sin of m·θ_j with θ_j = theta^(-2j/r), on the device and in the dtype of `like`."""
-    pairs = torch.arange(0, rotary_dims, 2, dtype=torch.float64, device=like.device)  # 2j
-    places = torch.arange(n_tokens, dtype=torch.float64, device=like.device)
+    return _angles(n_tokens, rotary_dims, theta, like.device, like.dtype)
+
+
+# As a constant: a compiled model would take cosines in float64 at every place of every head.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _angles(n_tokens: int, rotary_dims: int, theta: float, device: torch.device, dtype: torch.dtype) -> Rotation:
+    pairs = torch.arange(0, rotary_dims, 2, dtype=torch.float64, device=device)  # 2j
+    places = torch.arange(n_tokens, dtype=torch.float64, device=device)
     angles = torch.outer(places, theta ** (-pairs / rotary_dims))  # (T, r/2)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(
