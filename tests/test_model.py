@@ -300,6 +300,23 @@ def test_alibi_is_a_slope_on_distance_alone():
     assert gap(found[:, 0], found[:, 1]) > 1e-3
 
 
+def test_a_compiler_sees_rotary_angles_as_constants():
+    """Else it would fuse their cosines, in float64, into whatever turns queries and keys."""
+    seen = []
+
+    def backend(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compiler.reset()
+    model = Transformer(ModelConfig.preset("gpt2", positions="rope", **TOKENS)).double()
+    tokens = torch.arange(6).reshape(2, 3)
+    found = torch.compile(model, backend=backend, fullgraph=True)(tokens)
+    torch.testing.assert_close(found, model(tokens), rtol=1e-14, atol=1e-14)
+    assert any("scaled_dot_product" in name for name in seen)
+    assert [name for name in seen if "cos" in name or "sin" in name] == []
+
+
 @pytest.mark.parametrize("rotary_dims", [2, 4, 6])
 def test_rotary_layouts_differ_by_a_permutation_of_columns(rotary_dims):
     config = ModelConfig.preset("gpt2", positions="rope", **TOKENS, rotary_dims=rotary_dims)

@@ -9,6 +9,7 @@ from study_subjects import MEASURED, context, disguised, folder_of
 
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
+from isobasin.study import lines
 from isobasin.study.aligning import Choice, unlabeled_inputs
 from isobasin.study.jobs import strict
 from isobasin.study.pairs import pair
@@ -39,6 +40,23 @@ def test_a_disguise_is_taken_off(tmp_path: Path, positions: str) -> None:
     assert found["distance"]["weights"][1] < 1e-5
     assert max(found["output_change"].values()) < 1e-4
     assert strict(found) == found, "plain data"
+
+
+def test_products_are_in_tf32_on_lines_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def note(name: str, function: Any) -> Any:
+        def noted(*args: Any, **named: Any) -> Any:
+            seen.setdefault(name, set()).add(torch.backends.cuda.matmul.allow_tf32)
+            return function(*args, **named)
+
+        return noted
+
+    for name in ("along", "logits"):  # the points of a line; how far alignment moved the outputs
+        monkeypatch.setattr(lines, name, note(name, getattr(lines, name)))
+    measured(tmp_path, [folder_of("rope"), folder_of("rope", 1)], "all-attention", [{"matcher": "weights"}])
+    assert seen == {"along": {True}, "logits": {False}}
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_curves_have_the_points_and_metrics_that_were_asked_for(tmp_path: Path) -> None:

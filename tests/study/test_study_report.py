@@ -256,12 +256,33 @@ def test_figures_are_drawn_from_the_json_and_are_the_same_each_time(tmp_path: Pa
     assert not re.search(r"\bp[0-9a-f]{10}\b", first)
 
 
+def test_a_report_takes_its_old_figures_away_and_nothing_else(tmp_path: Path) -> None:
+    one_cell(tmp_path, shares={"weights": 0.1})
+    write_study_report(tmp_path)
+    figures = tmp_path / "figures"
+    (figures / "mine.svg").write_text("not of the study")
+    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    first = {"vit-cifar-10-rope-6x4x192-first-attention.png", "vit-cifar-10-rope-6x4x192-first-attention.svg"}
+    assert set(summary["figures"]) == first
+    outside = tmp_path / "outside.svg"
+    outside.write_text("elsewhere")
+    summary["figures"] += ["gone.svg", "../outside.svg"]  # removed by hand; a name that is none of ours
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    study = json.loads((tmp_path / "study.json").read_text("utf-8"))
+    for cell in study["cells"]:
+        cell["width"] = 96
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    write_study_report(tmp_path)
+    assert {path.name for path in figures.iterdir()} == {"mine.svg"} | {n.replace("192", "96") for n in first}
+    assert outside.exists()
+
+
 @pytest.mark.slow
 def test_every_kind_of_figure_can_be_drawn(tmp_path: Path) -> None:
     """In the smoke run those of one cell; in full also those that compare cells."""
     kinds = ["vit", "heads-", "layers-", "control-", "stage2"]
     if os.environ.get("ISOBASIN_SLOW") == "1":
-        study, kinds = read_study(full_study(tmp_path)), [*kinds, "bert", "llama", "positions", "sweep-1-heads"]
+        study, kinds = read_study(full_study(tmp_path)), [*kinds, "bert", "llama", "positions", "sweep-heads-"]
     else:
         study = one_cell(tmp_path, ablations=("heads", "layers", "control"))
     found = {path.stem for path in write_figures(study, tmp_path / "figures")}

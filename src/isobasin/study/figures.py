@@ -53,8 +53,9 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
 
 
 def _all(study: Study) -> Iterator[Drawing]:
-    names = slugs(study.cells)
-    for cell, name in zip(study.cells, names):
+    names = dict(zip(map(id, study.cells), slugs(study.cells)))
+    for cell in study.cells:
+        name = names[id(cell)]
         if cell.done:
             yield _curves(cell, name)
         if ablation(cell, "heads"):
@@ -65,8 +66,9 @@ def _all(study: Study) -> Iterator[Drawing]:
             yield _control(cell, found, f"control-{name}")
     yield from _stage2(study)
     yield from _positions(study)
-    for number, sweep in enumerate(sweeps(study.cells), 1):
-        yield _sweep(sweep, f"sweep-{number}-{sweep.what}")
+    for sweep in sweeps(study.cells):
+        _, first = sweep.cells[0]
+        yield _sweep(sweep, f"sweep-{sweep.what}-{names[id(first)]}")
 
 
 def slugs(cells: Sequence[CellResult]) -> list[str]:

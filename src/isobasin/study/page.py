@@ -1,5 +1,6 @@
 """The report of a study: tables, figures and one self-contained page, from its JSON alone."""
 
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -40,12 +41,25 @@ def write_study_report(folder: Path, output: Path | None = None, *, figures: boo
     place = folder / PAGE if output is None else Path(output)
     study = read_study(folder)
     _check_place(place)
-    rows = {"name": study.name, "cells": [summary_row(cell) for cell in study.cells]}
-    write_json(folder / SUMMARY, rows)
+    drawn = _drawn_before(folder)
     if figures:
-        write_figures(study, folder / FIGURES)
+        made = {path.name for path in write_figures(study, folder / FIGURES)}
+        for name in drawn - made:
+            (folder / FIGURES / name).unlink(missing_ok=True)
+        drawn = made
+    rows = [summary_row(cell) for cell in study.cells]
+    write_json(folder / SUMMARY, {"name": study.name, "cells": rows, "figures": sorted(drawn)})
     write_text(place, render(study))
     return place
+
+
+def _drawn_before(folder: Path) -> set[str]:
+    """Figures of an earlier report: those that are not drawn again would be of cells that are no more."""
+    try:
+        names = json.loads((folder / SUMMARY).read_text("utf-8"))["figures"]
+        return {name for name in names if Path(name).name == name}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _check_place(place: Path) -> None:
