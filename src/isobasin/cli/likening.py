@@ -12,6 +12,7 @@ from isobasin.errors import IsobasinError
 from isobasin.likeness.canonical import canonical
 from isobasin.likeness.distance import distance
 from isobasin.likeness.fingerprint import VERSION, Fingerprint, fingerprint
+from isobasin.likeness.parts import Form
 from isobasin.weights import load
 
 
@@ -29,7 +30,8 @@ class Comparing:
 
 def distance_facts(a: str, b: str, comparing: Comparing) -> dict[str, Any]:
     one, two = load(a), load(b)
-    with Cost() as cost, progress("comparing", comparing.draws + 1, quiet=comparing.quiet) as step:
+    n_parts = 1 + min(len(Form(model).spaces) for model in (one, two))
+    with Cost() as cost, progress("comparing", (comparing.draws + 1) * n_parts, quiet=comparing.quiet) as step:
         found = distance(
             one,
             two,

@@ -12,11 +12,12 @@ import torch
 
 from isobasin.errors import IsobasinError
 from isobasin.likeness.layers import LayerMatrix, check_alike, layer_pairs, layer_spaces, similarities
-from isobasin.likeness.null import Null, Unrelated
+from isobasin.likeness.null import Null, Turned, Unrelated, stream_of
 from isobasin.likeness.pairs import Meeting, Pair, Parted
 from isobasin.likeness.parts import Form
-from isobasin.likeness.streams import Spaces, stream_map
+from isobasin.likeness.streams import Spaces, ends_decide, map_by_ends, stream_map
 from isobasin.match.canonical import ENDS, STREAM
+from isobasin.symmetries import group_of
 from isobasin.weights import Weights
 
 DRAWS = 8
@@ -80,8 +81,8 @@ def distance(
     Similarity of a part: s = 1 − ‖A − gB‖²/(‖A‖² + ‖B‖²). Its score: (s − s₀)/(1 − s₀), with s₀ the median over the
     unrelated models; the model's score is the mean over all parts, and both are shown as 0 where they are less.
     Models of different depth are compared by the layer-to-layer matrix: every layer of the shallower one beside the
-    layer that it is most like. `layers` asks for that matrix at equal depth too. `watch(done, of)` is told of each
-    model that was compared.
+    layer that it is most like. `layers` asks for that matrix at equal depth too. `watch(done, of)` is told of the
+    parts that were compared, those of the unrelated models included.
 
     >>> print(distance(a, b))  # doctest: +SKIP
     score 0.9871, unrelated models score at most 0.0009; distance 0.02137 of ‖A‖ (as stored 1.402)
@@ -94,27 +95,45 @@ def distance(
     deep = a.arch.sizes.n_layers != b.arch.sizes.n_layers
     table = None
     if deep or layers:
-        table = similarities(one, two, stream_map(one, two, layer_pairs(one, two)))
+        table = similarities(one, two, stream_map(one, two, layer_pairs(one, two)).element)
     pairs = table.pairs(one, two) if table and deep else [(s, s) for s in one.spaces]
     found = _measured(one, two, pairs)
-    _tell(watch, 1, draws)
-    chance = []
-    for k in range(draws):
-        drawn = _measured(one, Unrelated(two, seed + k), pairs)
-        chance.append([pair.similarity for pair in drawn.values()])
-        _tell(watch, k + 2, draws)
+    _tell(watch, len(found), draws, len(found))
+    frame = Turned(two, seed)
+    models = [Unrelated(frame, seed + k) for k in range(draws)]
+    chance = _by_chance(one, models, pairs, lambda done: _tell(watch, len(found) + done, draws, len(found)))
     return _likeness(a, b, found, chance, table, seed)
-
-
-def _tell(watch: Callable[[int, int], None] | None, done: int, draws: int) -> None:
-    if watch:
-        watch(done, draws + 1)
 
 
 def _measured(a: Parted, b: Parted, pairs: Spaces) -> dict[tuple[str, str], Pair]:
     """Every part with its distance, the ends first."""
     stream = stream_map(a, b, pairs)
-    return {(x, y): Meeting.of(a, b, x, y, stream).pair() for x, y in [(ENDS, ENDS), *pairs]}
+    places = [(ENDS, ENDS), *pairs]
+    return {(x, y): stream.known.get((x, y)) or Meeting.of(a, b, x, y, stream.element).pair() for x, y in places}
+
+
+def _by_chance(a: Parted, models: Sequence[Parted], pairs: Spaces, tell: Callable[[int], None]) -> list[list[float]]:
+    """Similarities of all parts, a row for each unrelated model.
+
+    Parts that were turned by themselves have no common stream, so each is compared as it is, and read once for all
+    models; only the ends are mapped, as a map is made from them. Where layers take part in that map, models are
+    measured one by one.
+    """
+    if not ends_decide(a, models[0]):
+        return [[pair.similarity for pair in _measured(a, model, pairs).values()] for model in models]
+    still = group_of(stream_of(a.arch)).identity()
+    rows: list[list[float]] = [[] for _ in models]
+    for x, y in [(ENDS, ENDS), *pairs]:
+        for row, model in zip(rows, models):
+            stream = map_by_ends(a, model) if x == ENDS else still
+            row.append(Meeting.of(a, model, x, y, stream).pair().similarity)
+        tell(sum(map(len, rows)))
+    return rows
+
+
+def _tell(watch: Callable[[int, int], None] | None, done: int, draws: int, n_parts: int) -> None:
+    if watch:
+        watch(done, (draws + 1) * n_parts)
 
 
 def _likeness(

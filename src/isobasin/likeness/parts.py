@@ -74,7 +74,7 @@ def flattened(weights: Weights) -> Transform:
 
 @dataclass(frozen=True)
 class Form:
-    """One model in balanced form. Small models stay in memory, of others one part at a time."""
+    """One model in balanced form. Small models stay in memory, of others the part that was read last."""
 
     weights: Weights
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -128,13 +128,14 @@ class Form:
         """What balances a part (scales of units, factors inside heads), and its tensors after that."""
         if space in self._kept:
             return self._kept[space]
+        if self.weights.n_params * self._dtype.itemsize > HELD:
+            self._kept.clear()
         element, tensors = None, self.flat(space)
         if space != ENDS and space in symmetry(self.arch).groups:
             element = self._balancing(space, tensors)
             action = Action(self.arch, {space: element})
             tensors = {name: action.tensor(name, t) for name, t in tensors.items()}
-        if self.weights.n_params * self._dtype.itemsize <= HELD:
-            self._kept[space] = element, tensors
+        self._kept[space] = element, tensors
         return element, tensors
 
     def _balancing(self, space: str, tensors: Tensors) -> Element:

@@ -1,14 +1,16 @@
 """The map between the streams of two models: from embeddings, positions and head; from layers where they must help."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from isobasin.arch import Space
 from isobasin.arch.architecture import ROTATED
 from isobasin.groups import Element
-from isobasin.likeness.pairs import Meeting, Parted
-from isobasin.match.canonical import ENDS, STREAM
+from isobasin.likeness.null import stream_of
+from isobasin.likeness.pairs import Meeting, Pair, Parted
+from isobasin.match.canonical import ENDS
 from isobasin.match.overlap import Overlap
 from isobasin.match.spaces import match_space
 from isobasin.symmetries import group_of
@@ -20,25 +22,54 @@ THIN = 1e-6  # smallest singular value of the ends' overlap, of the largest, bel
 Spaces = Sequence[tuple[str, str]]
 
 
-def stream_map(a: Parted, b: Parted, pairs: Spaces) -> Element:
-    """The element that brings B's stream to A's; `pairs` are the parts that belong together.
+class StreamMap(NamedTuple):
+    """The element that brings B's stream to A's, and the parts that were compared under it on the way."""
+
+    element: Element
+    known: Mapping[tuple[str, str], Pair]
+
+
+def stream_map(a: Parted, b: Parted, pairs: Spaces) -> StreamMap:
+    """How B's stream comes to A's; `pairs` are the parts that belong together.
 
     The ends alone decide where they are alike. Otherwise their map competes with leaving the stream as it is
     (embeddings may be new while layers are shared) on the ends and all heads.
     """
-    space = a.arch.spaces[STREAM]
-    assert isinstance(space, Space)
+    space = stream_of(a.arch)
     still = group_of(space).identity()
     if space.kind == "fixed":
-        return still
-    ends = Meeting.of(a, b, ENDS, ENDS, still).on_stream(still)
+        return StreamMap(still, {})
+    ends = _ends(a, b)
     found = match_space(space, ends)
     if _thin(space, ends):
-        return _swept(a, b, pairs, ends, found, space)
-    if Meeting.of(a, b, ENDS, ENDS, found).pair().similarity > ALIKE:
-        return found
-    probed = [(ENDS, ENDS), *((x, y) for x, y in pairs if x.startswith("heads"))]
-    return max((found, still), key=lambda g: sum(Meeting.of(a, b, x, y, g).pair().similarity for x, y in probed))
+        return StreamMap(_swept(a, b, pairs, ends, found, space), {})
+    alike = Meeting.of(a, b, ENDS, ENDS, found).pair()
+    if alike.similarity > ALIKE:
+        return StreamMap(found, {(ENDS, ENDS): alike})
+    heads = [(x, y) for x, y in pairs if x.startswith("heads")]
+    by_ends = StreamMap(found, {(ENDS, ENDS): alike} | _compared(a, b, heads, found))
+    as_it_is = StreamMap(still, _compared(a, b, [(ENDS, ENDS), *heads], still))
+    return max(by_ends, as_it_is, key=lambda m: sum(pair.similarity for pair in m.known.values()))
+
+
+def map_by_ends(a: Parted, b: Parted) -> Element:
+    """What embeddings, positions and head alone say."""
+    space = stream_of(a.arch)
+    return group_of(space).identity() if space.kind == "fixed" else match_space(space, _ends(a, b))
+
+
+def ends_decide(a: Parted, b: Parted) -> bool:
+    """Whether they say enough for a map of the stream; else layers take part in it."""
+    return not _thin(stream_of(a.arch), _ends(a, b))
+
+
+def _ends(a: Parted, b: Parted) -> Overlap:
+    still = group_of(stream_of(a.arch)).identity()
+    return Meeting.of(a, b, ENDS, ENDS, still).on_stream(still)
+
+
+def _compared(a: Parted, b: Parted, pairs: Spaces, stream: Element) -> dict[tuple[str, str], Pair]:
+    return {(x, y): Meeting.of(a, b, x, y, stream).pair() for x, y in pairs}
 
 
 def _thin(space: Space, ends: Overlap) -> bool:
