@@ -309,6 +309,15 @@ def program(*arguments: str, script: str = ISOBASIN, **environment: str) -> subp
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
+def test_the_package_is_the_program_too() -> None:
+    command = [sys.executable, "-m", "isobasin"]
+    done = subprocess.run([*command, "info", "nowhere"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("isobasin: ")
+    assert "nowhere" in done.stderr
+    assert "Usage: isobasin" in subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+
+
 def test_help_loads_nothing_heavy() -> None:
     """One process asks for every help; the control then runs a command, which does load torch."""
     script = f"""
