@@ -1,5 +1,6 @@
 """Distance modulo symmetry: copies, fine-tunes and strangers, and layers taken from a deeper model."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,21 @@ def test_a_stream_that_tables_do_not_span_is_matched_by_its_layers() -> None:
     weights = model(1, **few)
     assert distance(weights, scrambled(weights), draws=1).score >= 0.999
     assert distance(weights, model(1, seed=1, **few), draws=1).score < 0.3
+
+
+def test_layers_take_part_in_the_map_of_drawn_models_where_they_do_between_the_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Layers find something to turn to in any model: a null without that would be too low."""
+    swept: list[object] = []
+    module = sys.modules[distance.__module__]
+    map_by_all = module.map_by_all
+    monkeypatch.setattr(module, "map_by_all", lambda *args: swept.append(args) or map_by_all(*args))
+    distance(model(1), model(1, seed=1), draws=3)
+    assert len(swept) == 0
+    few = {"d_model": 12, "n_heads": 2, "d_head": 4, "d_ff": 10, "d_vocab": 5, "n_classes": 3}
+    distance(model(1, **few), model(1, seed=1, **few), draws=3)
+    assert len(swept) == 3
 
 
 def test_scales_count() -> None:

@@ -15,7 +15,7 @@ from isobasin.likeness.layers import LayerMatrix, check_alike, layer_pairs, laye
 from isobasin.likeness.null import Null, Turned, Unrelated, stream_of
 from isobasin.likeness.pairs import Meeting, Pair, Parted
 from isobasin.likeness.parts import Form
-from isobasin.likeness.streams import Spaces, ends_decide, map_by_ends, stream_map
+from isobasin.likeness.streams import Spaces, StreamMap, map_by_all, map_by_ends, stream_map
 from isobasin.match.canonical import ENDS, STREAM
 from isobasin.symmetries import group_of
 from isobasin.weights import Weights
@@ -97,17 +97,18 @@ def distance(
     if deep or layers:
         table = similarities(one, two, stream_map(one, two, layer_pairs(one, two)).element)
     pairs = table.pairs(one, two) if table and deep else [(s, s) for s in one.spaces]
-    found = _measured(one, two, pairs)
+    stream = stream_map(one, two, pairs)
+    found = _measured(one, two, pairs, stream)
     _tell(watch, len(found), draws, len(found))
     frame = Turned(two, seed)
     models = [Unrelated(frame, seed + k) for k in range(draws)]
-    chance = _by_chance(one, models, pairs, lambda done: _tell(watch, len(found) + done, draws, len(found)))
+    by_chance = _swept_by_chance if stream.swept else _by_chance
+    chance = by_chance(one, models, pairs, lambda done: _tell(watch, len(found) + done, draws, len(found)))
     return _likeness(a, b, found, chance, table, seed)
 
 
-def _measured(a: Parted, b: Parted, pairs: Spaces) -> dict[tuple[str, str], Pair]:
+def _measured(a: Parted, b: Parted, pairs: Spaces, stream: StreamMap) -> dict[tuple[str, str], Pair]:
     """Every part with its distance, the ends first."""
-    stream = stream_map(a, b, pairs)
     places = [(ENDS, ENDS), *pairs]
     return {(x, y): stream.known.get((x, y)) or Meeting.of(a, b, x, y, stream.element).pair() for x, y in places}
 
@@ -116,17 +117,27 @@ def _by_chance(a: Parted, models: Sequence[Parted], pairs: Spaces, tell: Callabl
     """Similarities of all parts, a row for each unrelated model.
 
     Parts that were turned by themselves have no common stream, so each is compared as it is, and read once for all
-    models; only the ends are mapped, as a map is made from them. Where layers take part in that map, models are
-    measured one by one.
+    models; only the ends are mapped, as a map is made from them.
     """
-    if not ends_decide(a, models[0]):
-        return [[pair.similarity for pair in _measured(a, model, pairs).values()] for model in models]
     still = group_of(stream_of(a.arch)).identity()
     rows: list[list[float]] = [[] for _ in models]
     for x, y in [(ENDS, ENDS), *pairs]:
         for row, model in zip(rows, models):
             stream = map_by_ends(a, model) if x == ENDS else still
             row.append(Meeting.of(a, model, x, y, stream).pair().similarity)
+        tell(sum(map(len, rows)))
+    return rows
+
+
+def _swept_by_chance(
+    a: Parted, models: Sequence[Parted], pairs: Spaces, tell: Callable[[int], None]
+) -> list[list[float]]:
+    """The same where layers took part in the map between A and B: they find something to turn to in any model, so they
+    take part in these as well, and models are measured one by one."""
+    rows: list[list[float]] = []
+    for model in models:
+        found = _measured(a, model, pairs, StreamMap(map_by_all(a, model, pairs), {}))
+        rows.append([pair.similarity for pair in found.values()])
         tell(sum(map(len, rows)))
     return rows
 

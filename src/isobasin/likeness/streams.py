@@ -23,10 +23,12 @@ Spaces = Sequence[tuple[str, str]]
 
 
 class StreamMap(NamedTuple):
-    """The element that brings B's stream to A's, and the parts that were compared under it on the way."""
+    """The element that brings B's stream to A's; the parts that were compared under it on the way; and whether layers
+    took part in it, because the ends do not fix a rotation."""
 
     element: Element
     known: Mapping[tuple[str, str], Pair]
+    swept: bool = False
 
 
 def stream_map(a: Parted, b: Parted, pairs: Spaces) -> StreamMap:
@@ -42,7 +44,7 @@ def stream_map(a: Parted, b: Parted, pairs: Spaces) -> StreamMap:
     ends = _ends(a, b)
     found = match_space(space, ends)
     if _thin(space, ends):
-        return StreamMap(_swept(a, b, pairs, ends, found, space), {})
+        return StreamMap(_swept(a, b, pairs, ends, found, space), {}, swept=True)
     alike = Meeting.of(a, b, ENDS, ENDS, found).pair()
     if alike.similarity > ALIKE:
         return StreamMap(found, {(ENDS, ENDS): alike})
@@ -58,9 +60,10 @@ def map_by_ends(a: Parted, b: Parted) -> Element:
     return group_of(space).identity() if space.kind == "fixed" else match_space(space, _ends(a, b))
 
 
-def ends_decide(a: Parted, b: Parted) -> bool:
-    """Whether they say enough for a map of the stream; else layers take part in it."""
-    return not _thin(stream_of(a.arch), _ends(a, b))
+def map_by_all(a: Parted, b: Parted, pairs: Spaces) -> Element:
+    """What they and all layers say."""
+    space, ends = stream_of(a.arch), _ends(a, b)
+    return _swept(a, b, pairs, ends, match_space(space, ends), space)
 
 
 def _ends(a: Parted, b: Parted) -> Overlap:
