@@ -8,10 +8,10 @@ from likeness_subjects import held, own
 from torch import Tensor
 
 from isobasin.action import Action
-from isobasin.likeness.null import Turned, Unrelated, stream_of
+from isobasin.likeness.null import Turned, Unrelated
 from isobasin.likeness.pairs import Meeting, Parted
 from isobasin.likeness.parts import Form
-from isobasin.match.canonical import STREAM
+from isobasin.match.canonical import STREAM, stream_of
 from isobasin.model import ModelConfig
 from isobasin.symmetries import group_of
 

@@ -12,11 +12,11 @@ import torch
 
 from isobasin.errors import IsobasinError
 from isobasin.likeness.layers import LayerMatrix, check_alike, layer_pairs, layer_spaces, similarities
-from isobasin.likeness.null import Null, Turned, Unrelated, stream_of
+from isobasin.likeness.null import Null, Turned, Unrelated
 from isobasin.likeness.pairs import Meeting, Pair, Parted
 from isobasin.likeness.parts import Form
 from isobasin.likeness.streams import Spaces, StreamMap, map_by_all, map_by_ends, stream_map
-from isobasin.match.canonical import ENDS, STREAM
+from isobasin.match.canonical import ENDS, STREAM, stream_of
 from isobasin.symmetries import group_of
 from isobasin.weights import Weights
 
@@ -99,11 +99,16 @@ def distance(
     pairs = table.pairs(one, two) if table and deep else [(s, s) for s in one.spaces]
     stream = stream_map(one, two, pairs)
     found = _measured(one, two, pairs, stream)
-    _tell(watch, len(found), draws, len(found))
+
+    def tell(done: int) -> None:
+        if watch:
+            watch(len(found) + done, len(found) * (1 + draws))
+
+    tell(0)
     frame = Turned(two, seed)
     models = [Unrelated(frame, seed + k) for k in range(draws)]
     by_chance = _swept_by_chance if stream.swept else _by_chance
-    chance = by_chance(one, models, pairs, lambda done: _tell(watch, len(found) + done, draws, len(found)))
+    chance = by_chance(one, models, pairs, tell)
     return _likeness(a, b, found, chance, table, seed)
 
 
@@ -140,11 +145,6 @@ def _swept_by_chance(
         rows.append([pair.similarity for pair in found.values()])
         tell(sum(map(len, rows)))
     return rows
-
-
-def _tell(watch: Callable[[int, int], None] | None, done: int, draws: int, n_parts: int) -> None:
-    if watch:
-        watch(done, (draws + 1) * n_parts)
 
 
 def _likeness(

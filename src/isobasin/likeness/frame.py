@@ -16,7 +16,7 @@ from isobasin.groups import Element, Monomial
 from isobasin.likeness.fixed import fixed
 from isobasin.likeness.parts import Form
 from isobasin.match.attention import attention_matrices
-from isobasin.match.canonical import ENDS, STREAM
+from isobasin.match.canonical import ENDS, STREAM, stream_of
 from isobasin.symmetries import group_of
 
 ROWS = 4096  # of a table at a time
@@ -25,8 +25,7 @@ THIN = 1e-8  # smallest eigenvalue of XᵀX, of the largest, below which layers 
 
 def frame(form: Form) -> Element:
     """The element that brings the stream to its canonical frame."""
-    space = form.arch.spaces[STREAM]
-    assert isinstance(space, Space)
+    space = stream_of(form.arch)
     if space.kind in ROTATED:
         return group_of(space).project(_turn(form, space))
     if space.kind == "fixed":

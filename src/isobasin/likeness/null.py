@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from isobasin.action import Action
-from isobasin.arch import Architecture, Space
+from isobasin.arch import Architecture
 from isobasin.arch.architecture import ROTATED
 from isobasin.groups import Element, Group, Permutation, SignedPermutation
 from isobasin.likeness.frame import tables
 from isobasin.likeness.pairs import Parted
-from isobasin.match.canonical import ENDS, STREAM
+from isobasin.match.canonical import ENDS, STREAM, stream_of
 from isobasin.symmetries import group_of
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -103,12 +103,6 @@ class Unrelated(_Moved):
             mixed = flat[torch.randperm(len(flat), generator=rng)].reshape(rows.shape)
             tensors[name] = mixed.movedim(-1, axis)
         return tensors
-
-
-def stream_of(arch: Architecture) -> Space:
-    space = arch.spaces[STREAM]
-    assert isinstance(space, Space)
-    return space
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ import torch
 from isobasin.arch import Space
 from isobasin.arch.architecture import ROTATED
 from isobasin.groups import Element
-from isobasin.likeness.null import stream_of
 from isobasin.likeness.pairs import Meeting, Pair, Parted
-from isobasin.match.canonical import ENDS
+from isobasin.match.canonical import ENDS, stream_of
 from isobasin.match.overlap import Overlap
 from isobasin.match.spaces import match_space
 from isobasin.symmetries import group_of

@@ -23,6 +23,13 @@ ENDS = ""  # the block of tensors that live on the stream alone: embeddings, hea
 HELD = 2**29  # bytes of a model that may stay in memory between sweeps
 
 
+def stream_of(arch: Architecture) -> Space:
+    """The space that every layer reads from and writes to."""
+    space = arch.spaces[STREAM]
+    assert isinstance(space, Space)
+    return space
+
+
 def blocks(arch: Architecture) -> dict[str, tuple[str, ...]]:
     """Tensors by the one space they touch beside the stream; what touches the stream alone comes under ENDS.
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, HeadSpace, Space
+from isobasin.arch import Architecture, HeadSpace
 from isobasin.groups import Element
 from isobasin.match.acting import Acting
 from isobasin.match.activations_whole import Agreement
 from isobasin.match.attention import attention_matrices
-from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks
+from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks, stream_of
 from isobasin.match.heads import HeadMatch
 from isobasin.match.matchers import Matcher
 from isobasin.match.memory import give_back
@@ -152,9 +152,7 @@ class Board:
         return empty(self.arch.sizes.d_model, torch.zeros((), dtype=self.b.dtype, device=self.b.device))
 
     def _turned(self, found: Overlap) -> Element:
-        space = self.arch.spaces[STREAM]
-        assert isinstance(space, Space)
-        return match_space(space, found.joined(self.agreement.benefit(STREAM, found.primal)))
+        return match_space(stream_of(self.arch), found.joined(self.agreement.benefit(STREAM, found.primal)))
 
     def _match(
         self, name: str, a: Tensors, raw: Tensors, now: dict[str, Element], matched: dict[str, HeadMatch]

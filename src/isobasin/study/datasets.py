@@ -21,6 +21,7 @@ from torch import Tensor
 
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
+from isobasin.learning.judge import WIDER
 from isobasin.tasks.source import chosen, digest, read_bytes
 from isobasin.tasks.tables import is_table
 from isobasin.tasks.task import Batch, Task
@@ -33,7 +34,6 @@ from .vocabulary import KINDS, Vocabulary, made
 
 SEQUENCE = 256  # tokens that a model reads at once, unless said
 _BATCH = {"image": 250, "text": 64, "lm": 32}
-_WIDER = 4  # times as many at once on an accelerator, which a small model leaves idle
 _SAMPLE = 4 * 2**20  # bytes of a long text that a vocabulary is made of
 _MANY = 64  # files that are hashed one by one; of more, names and sizes are
 
@@ -113,7 +113,7 @@ class Dataset:
 
 def at_once(kind: str, device: str) -> int:
     """How many samples of this kind of data are measured at once on a device."""
-    return _BATCH[kind] * (1 if device == "cpu" else _WIDER)
+    return _BATCH[kind] * (1 if device == "cpu" else WIDER)
 
 
 def open_dataset(

@@ -69,8 +69,8 @@ class Line:
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """On CUDA products take their factors in TF32. A study measures thousands of points, in half the time then; on
-    models of a study losses moved by at most 3e-5."""
+    """On CUDA products take their factors in TF32: a study measures thousands of points. For a Llama of width 256 on an
+    H200 a point took 101 ms instead of 141, and of three points no loss moved by more than 3e-5."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:

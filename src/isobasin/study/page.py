@@ -1,6 +1,5 @@
 """The report of a study: tables, figures and one self-contained page, from its JSON alone."""
 
-import json
 from importlib import resources
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from .page_sections import (
     sweeps_part,
 )
 from .results import Study, read_study
-from .store import write_json
+from .store import read_json, write_json
 from .tables import summary_row
 
 PAGE, SUMMARY, FIGURES = "report.html", "summary.json", "figures"
@@ -56,9 +55,9 @@ def write_study_report(folder: Path, output: Path | None = None, *, figures: boo
 def _drawn_before(folder: Path) -> set[str]:
     """Figures of an earlier report: those that are not drawn again would be of cells that are no more."""
     try:
-        names = json.loads((folder / SUMMARY).read_text("utf-8"))["figures"]
+        names = read_json(folder / SUMMARY)["figures"]
         return {name for name in names if Path(name).name == name}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (IsobasinError, KeyError, TypeError):
         return set()
 
 
