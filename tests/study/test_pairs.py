@@ -8,12 +8,15 @@ import torch
 from study_subjects import MEASURED, context, disguised, folder_of
 
 from isobasin.errors import IsobasinError
+from isobasin.gauge import ReaderMean
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import lines
 from isobasin.study.aligning import Choice, unlabeled_inputs
 from isobasin.study.jobs import strict
 from isobasin.study.pairs import pair
+from isobasin.symmetries import symmetry
 from isobasin.tasks import Batch, Task
+from isobasin.weights import load
 
 
 def measured(
@@ -40,6 +43,31 @@ def test_a_disguise_is_taken_off(tmp_path: Path, positions: str) -> None:
     assert found["distance"]["weights"][1] < 1e-5
     assert max(found["output_change"].values()) < 1e-4
     assert strict(found) == found, "plain data"
+
+
+@pytest.mark.parametrize("gain", [1e-4, 0.0])
+def test_a_small_gain_in_front_of_attention_leads_no_matcher_astray(tmp_path: Path, gain: float) -> None:
+    needs = [small_gained(folder_of("sinusoidal", seed), tmp_path / f"{seed}", gain) for seed in (0, 1)]
+    ways = [
+        {"matcher": "weights"},
+        {"matcher": "weights", "stage2": "orthogonal"},
+        {"matcher": "weights", "stage2": "none"},
+    ]
+    found = measured(tmp_path, needs, "first-attention", ways)["distance"]
+    full, orthogonal, none = (found[label][1] for label in ("weights", "weights/orthogonal", "weights/none"))
+    assert full <= orthogonal <= none
+
+
+def small_gained(folder: Path, out: Path, gain: float) -> Path:
+    """The same model but for one gain of the norm that the first attention reads."""
+    model = load(folder / "model")
+    (norm,) = {
+        c.norm.gain for c in symmetry(model).scoped("first-attention").coordinates.values() if isinstance(c, ReaderMean)
+    }
+    changed = model[norm].clone()
+    changed[3] = gain
+    load({name: model[name] for name in model} | {norm: changed}, model.config).save(out / "model")
+    return out
 
 
 def test_products_are_in_tf32_on_lines_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,10 @@ class Coordinate(ABC):
         """The value that brings this model closest to another one; in general simply the other one's value."""
         return self.read(target)
 
+    def least(self, tensors: Tensors) -> Tensor:
+        """The value at which the tensors it touches are least; in general simply zero."""
+        return torch.zeros(self.shapes[0], dtype=torch.float64)
+
     def usable(self, tensors: Tensors) -> bool:
         """False for the rare models in which it is not free (such as one with a gain of zero)."""
         return True

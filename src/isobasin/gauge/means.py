@@ -84,15 +84,25 @@ class ReaderMean(Coordinate):
         return mask
 
     def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
+        weight, bias = self.reader.weight, self.reader.bias
+        return self._moved_by(tensors, target[weight] - tensors[weight], target[bias] - tensors[bias] if bias else None)
+
+    def least(self, tensors: Tensors) -> Tensor:
+        """Zero behind a gain of one. Behind another the reader is least elsewhere: without its mean it would be the
+        larger for every gain that is small."""
+        if self.folded:
+            return super().least(tensors)
+        bias = self.reader.bias
+        return self._moved_by(tensors, -tensors[self.reader.weight], -tensors[bias] if bias else None)
+
+    def _moved_by(self, tensors: Tensors, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Least squares over weight and bias: they move along (1/γ, −Σ β/γ), whatever the other's gain is."""
-        weight, gain = tensors[self.reader.weight], tensors[self.norm.gain]
-        inverse = 1 / gain
-        rest = contract(target[self.reader.weight] - weight, self.reader.axis, inverse)
+        inverse = 1 / tensors[self.norm.gain]
+        rest = contract(weight, self.reader.axis, inverse)
         size = inverse.square().sum()
         slope = (tensors[self.norm.shift] * inverse).sum() if self.has_shift else torch.zeros_like(size)
-        if self.reader.bias:
-            bias = (target[self.reader.bias] - tensors[self.reader.bias]) * slope * ~self._bias_is_free(rest)
-            rest = rest - bias
+        if bias is not None:
+            rest = rest - bias * slope * ~self._bias_is_free(rest)
             size = size + slope.square() * ~self._bias_is_free(rest)
         step = rest / size * (slope if self.constant else 1)
         return (self.read(tensors) + step) * self._mask(rest)

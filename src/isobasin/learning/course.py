@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from isobasin.action import Action
 from isobasin.groups import Element
-from isobasin.normalize import normalize
+from isobasin.normalize import lightest
 from isobasin.path.mixture import Mixture
 from isobasin.running import logits, module_of, places
 from isobasin.symmetries import Symmetry
@@ -36,7 +36,7 @@ class Course:
     def between(
         cls, a: Weights, b: Weights, part: Symmetry, elements: Mapping[str, Element], device: torch.device
     ) -> "Course":
-        flat = [normalize(m, only=part.coordinates).apply(m) for m in (a, b)]
+        flat = [lightest(m, part.coordinates).apply(m) for m in (a, b)]
         action = Action(b.arch, elements)
         module = module_of(flat[0], attention="sdpa").to(device).requires_grad_(False)
         held = places(flat[0], module)

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
@@ -251,28 +250,12 @@ def _align_in_process(
     return align_layer(pairing, heads, matcher, dtypes, verify=verify)
 
 
-class _Zeros(Mapping[str, Tensor]):
-    """A model of nothing but zeros: the value nearest to it is the least one."""
-
-    def __init__(self, like: Tensors) -> None:
-        self._like = like
-
-    def __getitem__(self, name: str) -> Tensor:
-        return torch.zeros_like(self._like[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._like)
-
-    def __len__(self) -> int:
-        return len(self._like)
-
-
 def _bare(tensors: Tensors, pairing: Pairing, heads: HeadSpace, coordinates: list[Coordinate]) -> AttentionMatrices:
     """The layer's matrices with every direction removed that its function does not see."""
     view = tensors
     for stage in Stage:
         chosen = [c for c in coordinates if c.stage == stage]
-        view = View(view, chain(*(c.set(c.nearest(view, _Zeros(view))) for c in chosen))) if chosen else view
+        view = View(view, chain(*(c.set(c.least(view)) for c in chosen))) if chosen else view
     return attention_matrices(pairing.b.arch, heads, view)
 
 

@@ -12,7 +12,7 @@ from isobasin.groups import Element, Monomial
 from isobasin.match.acting import Acting
 from isobasin.match.scales import balance
 from isobasin.match.slices import slices
-from isobasin.normalize import normalize
+from isobasin.normalize import lightest
 from isobasin.symmetries import Symmetry
 from isobasin.transform import Transform
 from isobasin.views import Tensors
@@ -58,7 +58,7 @@ class Canonical:
 
     @cached_property
     def _normal(self) -> Transform:
-        return normalize(self.weights, only=self.part.coordinates)
+        return lightest(self.weights, self.part.coordinates)
 
     @cached_property
     def _flat(self) -> Weights:
