@@ -16,6 +16,7 @@ from isobasin.learning.judge import Judge
 from isobasin.learning.lessons import Lessons
 from isobasin.learning.motion import Motion, joined
 from isobasin.learning.step import RecordedStep, Recording, Step
+from isobasin.learning.team import Alone
 from isobasin.path import evaluate_path
 from isobasin.path.mixture import Mixture
 from isobasin.symmetries import symmetry
@@ -252,3 +253,24 @@ def test_data_without_targets_do_not_decide() -> None:
     task = Task("lm", "blank", "memory", 1, {}, "blank", lambda: iter(blank))
     with pytest.raises(IsobasinError, match="held-out data hold nothing that is scored"):
         Judge(mixture, mixture.buffer.clone(), task, 5)
+
+
+def test_an_optimizer_that_comes_from_cuda_goes_on_at_the_rate_it_is_told() -> None:
+    a = subjects.sharp()
+    b = subjects.noisy(a)
+    part = symmetry(b.arch).scoped("model")
+    elements = {name: group.identity() for name, group in part.groups.items()}
+    (batch,) = subjects.rows_task(8, seed=1, batch=8)
+    ends = []
+    for device in ("cpu", "cuda"):
+        motion = Motion(part)
+        step = Step(Course.between(a, b, part, elements, CPU), motion, Lessons(), Alone(), None)
+        step([0.5], [batch], 1e-2)
+        state = step.optimizer.state_dict()
+        if device == "cuda":  # as a file holds it: the rate of the last step is a tensor on the CPU
+            state["param_groups"] = [g | {"lr": torch.zeros(()), "capturable": True} for g in state["param_groups"]]
+        step.recall(state)
+        step([0.5], [batch], 1e-2)
+        ends.append(torch.cat([p.detach().flatten() for p in motion.parameters()]))
+    assert torch.equal(ends[0], ends[1])
+    assert float(ends[0].abs().max()) > 0.015, "two steps of Adam"

@@ -152,7 +152,7 @@ class Pupil:
     def recall(self, state: State) -> None:
         self.step, self.barrier = state["step"], state["barrier"]
         self._motion.load_state_dict(state["motion"])
-        self._down.optimizer.load_state_dict(state["optimizer"])
+        self._down.recall(state["optimizer"])
         self._best = unpacked(state["best"], self._part)
         self._history = [(int(step), float(found)) for step, found in state["history"]]
         self._losses = list(state["losses"].to(self._course.device))

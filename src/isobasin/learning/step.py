@@ -3,6 +3,7 @@ launches otherwise."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +33,9 @@ class Step:
         self.course, self._motion, self._lessons, self._team = course, motion, lessons, team
         self._rearranging = rearranging
         self._parameters = list(motion.parameters())
-        on_cuda = course.device.type == "cuda"
-        self._rate = torch.zeros((), device=course.device) if on_cuda else 0.0
-        self.optimizer = torch.optim.Adam(self._parameters, lr=self._rate, betas=(0.9, 0.95), capturable=on_cuda)
+        self._on_cuda = course.device.type == "cuda"
+        self._rate = torch.zeros((), device=course.device) if self._on_cuda else 0.0
+        self.optimizer = torch.optim.Adam(self._parameters, lr=self._rate, betas=(0.9, 0.95), capturable=self._on_cuda)
 
     def __call__(self, points: Sequence[float], batches: Sequence[Batch], rate: float) -> Tensor:
         self._set_rate(rate)
@@ -43,6 +44,13 @@ class Step:
     def go_on_from(self, course: Course) -> None:
         """The same parameters on another base."""
         self.course = course
+
+    def recall(self, optimizer: dict[str, Any]) -> None:
+        """The optimizer as it was, wherever that was. The rate stays this step's own: one that came from a file lies on
+        the CPU, and a recording would hold the value it had meanwhile, zero."""
+        self.optimizer.load_state_dict(optimizer)
+        for group in self.optimizer.param_groups:
+            group["lr"], group["capturable"] = self._rate, self._on_cuda
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
