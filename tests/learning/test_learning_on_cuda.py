@@ -55,7 +55,7 @@ def test_a_recorded_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path:
         for stop in (*stops, None):
             record = FileRecord(tmp_path / name, {})  # read anew, as another process would
             lessons = Lessons(steps=40, check_every=5, rate=1e-2)
-            with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt):
+            with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt, match="stopped"):
                 found[name] = learn(
                     a, b, start, task, held_out, lessons=lessons, record=record, device=cuda, watch=stopping_at(stop)
                 )
@@ -68,7 +68,7 @@ def test_a_recorded_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path:
 def stopping_at(stop: int | None) -> Callable[[int, int, float], None]:
     def watch(step: int, of: int, barrier: float) -> None:
         if step == stop:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("stopped")
 
     return watch
 

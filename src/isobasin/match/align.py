@@ -25,6 +25,7 @@ from isobasin.match.comparable import check_comparable
 from isobasin.match.heads import HeadMatch
 from isobasin.match.matchers import Matcher
 from isobasin.match.verification import Probe, check_element, norm_before
+from isobasin.normalize import lightest
 from isobasin.symmetries import symmetry
 from isobasin.transform import Transform, Value
 from isobasin.views import Doubled, Tensors, View, chain
@@ -114,8 +115,8 @@ def align_layer(
     """Match one layer and keep the best of: element and gauge, element alone, nothing at all."""
     pairing = pairing.held(heads)
     coordinates = pairing.coordinates(heads)
-    bare_a = _bare(pairing.reference, pairing, heads, coordinates)
-    found = matcher.match(bare_a, _bare(pairing.moving, pairing, heads, coordinates), heads)
+    a, b = (_bare(model, pairing, heads, coordinates) for model in (pairing.a, pairing.b))
+    found = matcher.match(a, b, heads)
     check_element(pairing.b, heads, found.element)
     names = sorted(pairing.tensors(heads))
     reference = {name: pairing.reference[name] for name in names}
@@ -250,13 +251,10 @@ def _align_in_process(
     return align_layer(pairing, heads, matcher, dtypes, verify=verify)
 
 
-def _bare(tensors: Tensors, pairing: Pairing, heads: HeadSpace, coordinates: list[Coordinate]) -> AttentionMatrices:
+def _bare(model: Weights, pairing: Pairing, heads: HeadSpace, coordinates: list[Coordinate]) -> AttentionMatrices:
     """The layer's matrices with every direction removed that its function does not see."""
-    view = tensors
-    for stage in Stage:
-        chosen = [c for c in coordinates if c.stage == stage]
-        view = View(view, chain(*(c.set(c.least(view)) for c in chosen))) if chosen else view
-    return attention_matrices(pairing.b.arch, heads, view)
+    flat = lightest(model, {c.name: c for c in coordinates}).apply(model, device=pairing.device)
+    return attention_matrices(model.arch, heads, Doubled(flat, pairing.device))
 
 
 def _candidates(
