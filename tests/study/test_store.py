@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from isobasin.errors import IsobasinError
+from isobasin.study import store as store_module
 from isobasin.study.jobs import Job
 from isobasin.study.store import Store, read_json
 
@@ -19,7 +20,8 @@ def filled(store: Store, weights: str = "1") -> None:
         place.commit({"loss": float("nan"), "accuracy": 0.5}, seconds=1.23456)
 
 
-def test_a_result_stands_alone(tmp_path: Path) -> None:
+def test_a_result_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "source_commit", lambda: "3b55832c29a6+")
     store = Store(tmp_path)
     assert not store.is_done(JOB)
     filled(store)
@@ -27,7 +29,13 @@ def test_a_result_stands_alone(tmp_path: Path) -> None:
     assert json.loads(text, parse_constant=pytest.fail) == {
         "loss": None,
         "accuracy": 0.5,
-        "job": {"kind": "pretrain", "settings": {"seed": 1}, "needs": [JOB.needs[0].name], "seconds": 1.235},
+        "job": {
+            "kind": "pretrain",
+            "settings": {"seed": 1},
+            "needs": [JOB.needs[0].name],
+            "seconds": 1.235,
+            "git": "3b55832c29a6+",
+        },
         "seconds": 1.235,
         "files": ["model"],
     }

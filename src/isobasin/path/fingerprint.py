@@ -47,7 +47,7 @@ def provenance(*, command: str, seed: int, device: str, seconds: float) -> dict[
     """Everything one needs to make a result again."""
     return {
         "version": _version("isobasin"),
-        "git": _git(),
+        "git": source_commit(),
         "command": command,
         "seed": seed,
         "device": device,
@@ -67,7 +67,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git() -> str | None:
+def source_commit() -> str | None:
     """The commit of this source, where it is a checkout, with a + if the source was changed since; else None."""
     here = Path(__file__).parent
     try:

@@ -1,6 +1,6 @@
 """Results on disk, found by the key of their job: a folder appears under its name whole, or not at all.
 
-DIR/done/<kind>-<key>/result.json     what the work gave back, the job, the seconds, the names of its files
+DIR/done/<kind>-<key>/result.json     what the work gave back, the job, its seconds and commit, the names of its files
 DIR/done/<kind>-<key>/…               the files
 DIR/failed/<kind>-<key>.json          the error, how often it was tried
 DIR/scratch/<kind>-<key>/             what unfinished work keeps to go on from
@@ -19,6 +19,7 @@ from typing import Any
 
 from isobasin.errors import IsobasinError
 from isobasin.files import write_text
+from isobasin.path.fingerprint import source_commit
 
 from .jobs import Job, strict
 
@@ -40,9 +41,8 @@ class Place:
         files = sorted(path.name for path in self.folder.iterdir())
         took = round(seconds, 3)
         # Work that times its own parts says so under `seconds`; the time of all of it is then with the job.
-        result: dict[str, Any] = strict(
-            {"seconds": took, **found, "job": {**_about(self.job), "seconds": took}, "files": files}
-        )
+        about = {**_about(self.job), "seconds": took, "git": source_commit()}
+        result: dict[str, Any] = strict({"seconds": took, **found, "job": about, "files": files})
         write_json(self.folder / RESULT, result)
         for path in self.folder.rglob("*"):
             if path.is_file():
