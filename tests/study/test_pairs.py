@@ -52,8 +52,8 @@ def test_a_small_gain_in_front_of_attention_leads_no_matcher_astray(tmp_path: Pa
         {"matcher": "weights"},
         {"matcher": "weights", "stage2": "orthogonal"},
         {"matcher": "weights", "stage2": "none"},
+        {"matcher": "learned", "steps": 10},
     ]
-    ways += [{"matcher": "learned", "steps": 10}]
     found = measured(tmp_path, needs, "first-attention", ways)
     distance = {label: after for label, (_, after) in found["distance"].items()}
     assert distance["weights"] <= distance["weights/orthogonal"] <= distance["weights/none"]

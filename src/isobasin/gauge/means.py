@@ -85,7 +85,7 @@ class ReaderMean(Coordinate):
 
     def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
         weight, bias = self.reader.weight, self.reader.bias
-        return self._moved_by(tensors, target[weight] - tensors[weight], target[bias] - tensors[bias] if bias else None)
+        return self._closing(tensors, target[weight] - tensors[weight], target[bias] - tensors[bias] if bias else None)
 
     def least(self, tensors: Tensors) -> Tensor:
         """Zero behind a gain of one. Behind another the reader is least elsewhere: without its mean it would be the
@@ -93,16 +93,16 @@ class ReaderMean(Coordinate):
         if self.folded:
             return super().least(tensors)
         bias = self.reader.bias
-        return self._moved_by(tensors, -tensors[self.reader.weight], -tensors[bias] if bias else None)
+        return self._closing(tensors, -tensors[self.reader.weight], -tensors[bias] if bias else None)
 
-    def _moved_by(self, tensors: Tensors, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Least squares over weight and bias: they move along (1/γ, −Σ β/γ), whatever the other's gain is."""
+    def _closing(self, tensors: Tensors, weight_gap: Tensor, bias_gap: Tensor | None) -> Tensor:
+        """The value that takes up most of a gap in weight and bias, by least squares: they move along (1/γ, −Σ β/γ)."""
         inverse = 1 / tensors[self.norm.gain]
-        rest = contract(weight, self.reader.axis, inverse)
+        rest = contract(weight_gap, self.reader.axis, inverse)
         size = inverse.square().sum()
         slope = (tensors[self.norm.shift] * inverse).sum() if self.has_shift else torch.zeros_like(size)
-        if bias is not None:
-            rest = rest - bias * slope * ~self._bias_is_free(rest)
+        if bias_gap is not None:
+            rest = rest - bias_gap * slope * ~self._bias_is_free(rest)
             size = size + slope.square() * ~self._bias_is_free(rest)
         step = rest / size * (slope if self.constant else 1)
         return (self.read(tensors) + step) * self._mask(rest)

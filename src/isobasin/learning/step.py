@@ -33,9 +33,9 @@ class Step:
         self.course, self._motion, self._lessons, self._team = course, motion, lessons, team
         self._rearranging = rearranging
         self._parameters = list(motion.parameters())
-        self._on_cuda = course.device.type == "cuda"
-        self._rate = torch.zeros((), device=course.device) if self._on_cuda else 0.0
-        self.optimizer = torch.optim.Adam(self._parameters, lr=self._rate, betas=(0.9, 0.95), capturable=self._on_cuda)
+        on_cuda = course.device.type == "cuda"
+        self._rate = torch.zeros((), device=course.device) if on_cuda else 0.0
+        self.optimizer = torch.optim.Adam(self._parameters, lr=self._rate, betas=(0.9, 0.95), capturable=on_cuda)
 
     def __call__(self, points: Sequence[float], batches: Sequence[Batch], rate: float) -> Tensor:
         self._set_rate(rate)
@@ -50,7 +50,7 @@ class Step:
         the CPU, and a recording would hold the value it had meanwhile, zero."""
         self.optimizer.load_state_dict(optimizer)
         for group in self.optimizer.param_groups:
-            group["lr"], group["capturable"] = self._rate, self._on_cuda
+            group["lr"], group["capturable"] = self._rate, isinstance(self._rate, Tensor)
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:

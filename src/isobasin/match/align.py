@@ -115,7 +115,7 @@ def align_layer(
     """Match one layer and keep the best of: element and gauge, element alone, nothing at all."""
     pairing = pairing.held(heads)
     coordinates = pairing.coordinates(heads)
-    a, b = (_bare(model, pairing, heads, coordinates) for model in (pairing.a, pairing.b))
+    a, b = (_bare(model, heads, coordinates, pairing.device) for model in (pairing.a, pairing.b))
     found = matcher.match(a, b, heads)
     check_element(pairing.b, heads, found.element)
     names = sorted(pairing.tensors(heads))
@@ -251,10 +251,10 @@ def _align_in_process(
     return align_layer(pairing, heads, matcher, dtypes, verify=verify)
 
 
-def _bare(model: Weights, pairing: Pairing, heads: HeadSpace, coordinates: list[Coordinate]) -> AttentionMatrices:
+def _bare(model: Weights, heads: HeadSpace, coordinates: list[Coordinate], device: torch.device) -> AttentionMatrices:
     """The layer's matrices with every direction removed that its function does not see."""
-    flat = lightest(model, {c.name: c for c in coordinates}).apply(model, device=pairing.device)
-    return attention_matrices(model.arch, heads, Doubled(flat, pairing.device))
+    flat = lightest(model, {c.name: c for c in coordinates}).apply(model, device=device)
+    return attention_matrices(model.arch, heads, Doubled(flat, device))
 
 
 def _candidates(
