@@ -72,6 +72,33 @@ def test_a_bad_start_is_left_for_none_at_all(monkeypatch: pytest.MonkeyPatch) ->
     assert further.held_out["learned"] <= found.held_out["naive"]
 
 
+@pytest.mark.parametrize("lower", ["start", "naive"])
+def test_of_lines_without_a_barrier_the_lower_is_kept(lower: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets that nobody knows: what mixes two models badly is less sure of itself, and less wrong for that."""
+    a = subjects.sharp()
+    near = subjects.noisy(a, 0.6)
+    scrambling = ib.scramble(near, scope="all-attention", seed=4)
+    apart = Transform(near.arch.family, dict(near.arch.spaces), scrambling.elements)
+    far = ib.load(apart.apply(near).state_dict("float32"), dict(near.config))
+    b, start = (near, apart) if lower == "start" else (far, apart.inverse())
+    monkeypatch.setattr(module, "_start", lambda *_: start)
+    task = subjects.rows_task(40, seed=1)
+    found = align_learned(b, to=a, matcher=subjects.matching("all-attention"), task=task, held_out=task)
+    assert found.held_out == {"naive": 0, "start": 0, "learned": 0}
+    lines = [evaluate_path(a, end, task, n_points=5).metrics["loss"] for end in (b, start.apply(b))]
+    means = dict(zip(("naive", "start"), (sum(line) / len(line) for line in lines)))
+    assert means[lower] == min(means.values()) < max(means.values()) - 0.1
+    assert found.kept == lower
+
+
+def test_lines_that_rounding_tells_apart_are_equally_low() -> None:
+    none = Transform("own", {})
+    options = [module._Option("naive", none, 0.0, 1.0), module._Option("start", none, 0.0, 1.0 - 1e-7)]
+    assert module._best(options).name == "naive"
+    assert module._best([*options, module._Option("learned", none, 0.0, 0.999)]).name == "learned"
+    assert module._best([*options, module._Option("learned", none, 1e-9, 0.5)]).name == "naive"
+
+
 def test_learning_ends_when_the_barrier_is_gone() -> None:
     a = subjects.sharp()
     task = subjects.told(subjects.rows_task(40, seed=1), a)

@@ -1,6 +1,6 @@
 """`align` by learning: start from another matcher, learn on data, keep what held-out data say is best."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from isobasin.transform import Transform
 from isobasin.weights import Weights
 
 Kept = Literal["naive", "start", "learned"]
+ROUNDING = 1e-6  # of a mean loss in float32: lines that are closer than that are equally low
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def align_learned(
     learned = learn(
         to,
         b,
-        scale.elements(min(options, key=lambda o: o.barrier).transform),
+        scale.elements(_best(options).transform),
         task,
         held_out,
         scope=matcher.scope,
@@ -119,7 +120,7 @@ def align_learned(
         team=team,
     )
     options.append(scale.weigh("learned", scale.dressed(learned.elements)))
-    best = min(options, key=lambda o: o.barrier)  # of equals the first: what moves B least
+    best = _best(options)
     dtypes = replace(b, exact=False).output_dtypes(dtype)
     found = judged(to, b, part, best.transform, None, dtypes, device=device, verify=verify, closer=False)
     sources = {"learned_from": task.source, "decided_by": held_out.source}
@@ -150,6 +151,15 @@ class _Option:
     name: Kept
     transform: Transform
     barrier: float
+    mean: float  # of the losses on the line
+
+
+def _best(options: Sequence[_Option]) -> _Option:
+    """The lowest barrier; of equal ones the lowest line; and of lines that rounding tells apart, the first."""
+    lowest = min(option.barrier for option in options)
+    level = [option for option in options if option.barrier == lowest]
+    mean = min(option.mean for option in level)
+    return next(option for option in level if option.mean <= mean + ROUNDING * mean)
 
 
 class _Scale:
@@ -164,7 +174,7 @@ class _Scale:
 
     def weigh(self, name: Kept, transform: Transform) -> _Option:
         moved = transform.apply(self._b, device=self._device)
-        return _Option(name, transform, self._judge.barrier(self._mixture.vector(moved)))
+        return _Option(name, transform, *self._judge.rating(self._mixture.vector(moved)))
 
     def elements(self, transform: Transform) -> dict[str, Element]:
         """Its elements, and the identity where it has none."""

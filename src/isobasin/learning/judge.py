@@ -37,10 +37,14 @@ class Judge:
     def barrier(self, end: Tensor, last: float | None = None) -> float:
         """Of the line to this end; infinite if a point has no finite loss. `last` is the end's loss where known:
         whatever moves B within its symmetries leaves it as it is."""
+        return self.rating(end, last)[0]
+
+    def rating(self, end: Tensor, last: float | None = None) -> tuple[float, float]:
+        """The barrier, and the mean loss of the line: of two lines without a barrier one may still be the lower."""
         last = self._loss(end) if last is None else last
-        inner = [self._loss(end, lam) for lam in self._lambdas[1:-1]]
-        found = barrier(self._lambdas, [self._first, *inner, last]).height
-        return math.inf if math.isnan(found) else found
+        losses = [self._first, *(self._loss(end, lam) for lam in self._lambdas[1:-1]), last]
+        found = barrier(self._lambdas, losses).height
+        return (math.inf, math.inf) if math.isnan(found) else (found, sum(losses) / len(losses))
 
     @torch.no_grad()
     def _loss(self, end: Tensor, lam: float = 1.0) -> float:
