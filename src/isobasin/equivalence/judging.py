@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -14,13 +15,17 @@ from isobasin.equivalence.probes import probes
 from isobasin.equivalence.residual import TOLERANCE, Residual, residuals
 from isobasin.equivalence.rounding import PRECISIONS, coarsest, disturbed, dtype_named, unit, units
 from isobasin.equivalence.verdict import Element, Kind, Outputs, Verdict
-from isobasin.equivalence.witness import Witness, found_witness, searched
+from isobasin.equivalence.witness import Witness, beyond_doubt, found_witness, searched, with_words
 from isobasin.errors import ArchitectureError
 from isobasin.match.align import align
 from isobasin.match.comparable import check_comparable
 from isobasin.match.matchers import WeightMatching
+from isobasin.match.whole import ends_left
 from isobasin.transform import Transform
 from isobasin.weights import Weights
+
+APART = 0.5  # between copies 0, between strangers next to 1 or above
+STRANGERS = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
 
 
 def equivalent(
@@ -46,10 +51,20 @@ def equivalent(
         dtype_named(precision)
     check_same_task(a, b)
     pair = _Pair(*one_form(a, b), precision, seed, device or torch.device("cpu"))
-    element = pair.element(say)
+    # Made anew whenever it is needed: it holds small models, and an alignment wants the memory.
+    bench = partial(Bench.of, a, b, precision=precision, seed=seed)
+    say("comparing the weights as they are")
+    element = pair.as_they_are()
     say("running both models")
-    bench = Bench.of(a, b, precision=precision, seed=seed)
-    compared = bench.compare(probes(a, b, seed=seed, suspects=_suspects(element), brief=bench.streams))
+    streams = bench().streams
+    compared = bench().compare(probes(a, b, seed=seed, brief=streams))
+    if not element.fits and element.transform is not None:
+        say("aligning")
+        # Where outputs have decided, an alignment only says where the two part: of large strangers it is not worth it.
+        strangers = streams and beyond_doubt(compared) and pair.are_strangers(element)
+        element = replace(element, obstacle=STRANGERS) if strangers else pair.aligned()
+    if not element.fits and found_witness(compared) is None:
+        compared = with_words(bench(), compared, _suspects(element), seed=seed)
     if not element.fits and found_witness(compared) is None:
         say("polishing the element, to see how certain it is")
         element = pair.refined(element)
@@ -58,7 +73,7 @@ def equivalent(
         element = pair.larger(element)
     if not element.fits and found_witness(compared) is None:
         say("searching for an input that tells them apart")
-        compared = searched(bench, compared, seed=seed)
+        compared = searched(bench(), compared, seed=seed)
     return _judged(a, b, element, compared, coarsest(a, b, precision=precision))
 
 
@@ -72,18 +87,21 @@ class _Pair:
     seed: int
     device: torch.device
 
-    def element(self, say: Callable[[str], None]) -> Element:
-        """The weights as they are, or an aligned B."""
+    def as_they_are(self) -> Element:
+        """B beside A, without an alignment."""
         try:
             check_comparable(self.a, self.b)
         except ArchitectureError as error:
             return Element("none", obstacle=str(error).partition(";")[0])
         nothing = Transform(self.b.arch.family, dict(self.b.arch.spaces))
-        say("comparing the weights as they are")
-        found = Element("identity", nothing, self._residuals(self.a, self.b, nothing))
-        if found.fits:
-            return found
-        say("aligning")
+        return Element("identity", nothing, self._residuals(self.a, self.b, nothing))
+
+    def are_strangers(self, found: Element) -> bool:
+        """Whether no layer of one is near its place in the other, and no map of the stream brings their ends near."""
+        layers = [r.distance for r in found.residuals if r.layer is not None]
+        return min(layers, default=0.0) > APART and ends_left(self.a, self.b, device=self.device) > APART
+
+    def aligned(self) -> Element:
         return self._aligned("group", self.a, self.b)
 
     def refined(self, found: Element) -> Element:
@@ -177,6 +195,7 @@ def _why_different(
     if worst is not None:
         where = f"layer {worst.layer}, {worst.kind}" if worst.layer is not None else worst.kind
         said += f"; they part at {where} ({worst.tensor}: {worst.ratio:.1e} × rounding)"
+        said += f", {element.obstacle}" if element.obstacle else ""
     else:
         said += f"; {element.obstacle}"
     n_a, n_b = a.arch.sizes.n_heads, b.arch.sizes.n_heads

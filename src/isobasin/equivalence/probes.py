@@ -22,12 +22,20 @@ class Probe:
     inputs: Inputs
 
 
-def probes(a: Weights, b: Weights, *, seed: int, suspects: Sequence[int] = (), brief: bool = False) -> list[Probe]:
-    """What both models are run on; `suspects` are words whose rows differ, `brief` leaves out all other lengths."""
+def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Probe]:
+    """What both models are run on; `brief` leaves out all lengths but the usual one."""
     shorter = min(a, b, key=longest)
     if "pixel_values" in random_inputs(shorter, n=1, seed=seed)[0]:
         return _pictures(shorter, seed)
-    return _texts(shorter, seed, suspects, brief)
+    return _texts(shorter, seed, brief)
+
+
+def of_words(a: Weights, b: Weights, words: Sequence[int], *, seed: int) -> Probe:
+    """These words over and over, as those whose rows differ most between two models."""
+    shorter = min(a, b, key=longest)
+    usual = min(USUAL, longest(shorter))
+    ids = torch.tensor(list(words)).repeat(usual)[:usual] % _vocabulary(shorter)
+    return Probe("tokens whose rows differ most", _text(shorter, ids, seed))
 
 
 def longest(weights: Weights) -> int:
@@ -56,7 +64,7 @@ def _vocabulary(weights: Weights) -> int:
     return int(config.get("vocab_size") or config.get("d_vocab") or 2)
 
 
-def _texts(weights: Weights, seed: int, suspects: Sequence[int], brief: bool) -> list[Probe]:
+def _texts(weights: Weights, seed: int, brief: bool) -> list[Probe]:
     most = max(USUAL, int(WORK / max(1, weights.n_params) / 2))
     usual, long = min(USUAL, longest(weights)), min(longest(weights), most)
     n = _vocabulary(weights)
@@ -68,8 +76,6 @@ def _texts(weights: Weights, seed: int, suspects: Sequence[int], brief: bool) ->
         "ascending ids": torch.arange(usual) % n,
         "first and last of the vocabulary": torch.tensor([0, n - 1]).repeat(usual)[:usual],
     }
-    if suspects:
-        made["tokens whose rows differ most"] = torch.tensor(list(suspects)).repeat(usual)[:usual] % n
     if not brief:
         made |= {
             "a single token": torch.tensor([word]),

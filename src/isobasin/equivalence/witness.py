@@ -1,15 +1,17 @@
 """Looking for an input on which two models differ by more than rounding can explain."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from isobasin.equivalence.answers import Bench, Comparison
-from isobasin.equivalence.probes import Probe, mutated
+from isobasin.equivalence.probes import Probe, mutated, of_words
 from isobasin.running import Inputs
 
 CLEAR = 10.0  # multiples of what rounding does; copies stay below 3
+DOUBTLESS = 30.0  # the same, where no element is looked for any further
 ROUNDS, VARIANTS = 12, 4
 SHOWN = 4096  # numbers of an input that are printed
 
@@ -56,6 +58,17 @@ def found_witness(compared: list[Comparison]) -> Witness | None:
     return Witness(best.probe.label, best.probe.inputs, best.a, best.b, best.difference, best.rounding)
 
 
+def beyond_doubt(compared: list[Comparison]) -> bool:
+    return max(c.ratio for c in compared) > DOUBTLESS
+
+
+def with_words(bench: Bench, compared: list[Comparison], words: Sequence[int], *, seed: int) -> list[Comparison]:
+    """The comparisons, with one more on these words; the same where there are none, or the models read no words."""
+    if not words or "input_ids" not in compared[0].probe.inputs:
+        return compared
+    return _joined(bench, compared, of_words(bench.a.weights, bench.b.weights, words, seed=seed))
+
+
 def searched(bench: Bench, compared: list[Comparison], *, seed: int) -> list[Comparison]:
     """The comparisons again, with one more: the best of many variants, each round starting from the best so far."""
     rng = torch.Generator().manual_seed(seed)
@@ -68,5 +81,10 @@ def searched(bench: Bench, compared: list[Comparison], *, seed: int) -> list[Com
                 best = (difference, probe)
     if best[1] is start.probe:
         return compared
-    # Floors need company: an input is also held against the usual one.
-    return [*compared, *bench.compare([best[1], start.probe])[:1]]
+    return _joined(bench, compared, best[1])
+
+
+def _joined(bench: Bench, compared: list[Comparison], probe: Probe) -> list[Comparison]:
+    """One more comparison. Floors need company: an input is also held against the usual one."""
+    usual = max(compared, key=lambda c: c.ratio).probe
+    return [*compared, *bench.compare([probe, usual])[:1]]

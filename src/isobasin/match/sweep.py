@@ -81,6 +81,15 @@ class Board:
             found = found + self._on_stream(a, b, here)
         return here | {STREAM: self._turned(found)}
 
+    def ends_left(self) -> float:
+        """What that guess leaves of the squared distance of their tables, as a share of ‖A‖² + ‖B‖²."""
+        here, left, size = Acting(self.arch, self.from_ends()), 0.0, 0.0
+        for pieces in self._pieces(ENDS):
+            a, b = ({name: t for name, t in piece.items() if t.ndim > 1} for piece in pieces)  # gains are folded: all 1
+            left += _square(a, here, b)
+            size += sum(float(t.square().sum(dtype=torch.float64)) for t in (*a.values(), *b.values()))
+        return left / max(size, 1e-300)
+
     def from_agreement(self) -> dict[str, Element]:
         """A first guess of the stream's map from activations alone."""
         return self.identity | {STREAM: self._turned(self._nothing())}

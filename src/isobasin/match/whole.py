@@ -48,10 +48,8 @@ def match_whole(
     watch: Watch = None,
 ) -> Found:
     """The elements and coordinates of the matcher's scope that bring B closest to A, by sweeps from several starts."""
-    part = symmetry(b.arch).scoped(matcher.scope)
-    wide = _widest_block(b) > WIDE
-    dtype = torch.float32 if wide else torch.float64
-    board = Board(Canonical(a, part, dtype, device), Canonical(b, part, dtype, device), matcher)
+    part, wide = symmetry(b.arch).scoped(matcher.scope), _is_wide(b)
+    board = _board(a, b, matcher, device)
     if isinstance(matcher, ActivationMatching):
         check_tables(b.arch, matcher.agreements)
         agreement = Agreement.of(matcher.agreements, matcher.pull, board.a, board.b)
@@ -62,6 +60,19 @@ def match_whole(
         for name, g in descent.elements.items()
     }
     return Found(elements, descent, dressed(a, b, part, elements, device))
+
+
+def ends_left(a: Weights, b: Weights, *, device: torch.device) -> float:
+    """What the best map of the stream leaves between embeddings, positions and heads: ‖A − gB‖² / (‖A‖² + ‖B‖²).
+
+    0 for copies, and next to 1 for models that have nothing in common, the wider their tables the nearer.
+    """
+    return _board(a, b, WeightMatching(scope="model"), device).ends_left()
+
+
+def _board(a: Weights, b: Weights, matcher: Matcher, device: torch.device) -> Board:
+    part, dtype = symmetry(b.arch).scoped(matcher.scope), torch.float32 if _is_wide(b) else torch.float64
+    return Board(Canonical(a, part, dtype, device), Canonical(b, part, dtype, device), matcher)
 
 
 def _swept(board: Board, sweeps: int, watch: Watch) -> Descent:
@@ -102,8 +113,8 @@ def _scaled(b: Weights, name: str) -> bool:
     return isinstance(space, Space) and space.kind in ("positive", "scaled")
 
 
-def _widest_block(b: Weights) -> int:
-    return max(sum(torch.Size(b.arch.shapes[n]).numel() for n in names) for names in blocks(b.arch).values())
+def _is_wide(b: Weights) -> bool:
+    return max(sum(torch.Size(b.arch.shapes[n]).numel() for n in names) for names in blocks(b.arch).values()) > WIDE
 
 
 def dressed(

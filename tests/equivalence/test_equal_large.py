@@ -1,0 +1,116 @@
+"""Models too large to hold: their outputs are looked at first, and strangers that these tell apart are not aligned."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from equality_subjects import apart, perturbed, scrambled, with_tensors
+
+import isobasin as ib
+import tiny
+from isobasin.match.sweep import Board, Elements
+from isobasin.match.whole import ends_left
+
+pytestmark = pytest.mark.hf
+V = "model.layers.0.self_attn.v_proj.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ib.Weights, ib.Weights]:
+    """Two Llamas of one shape that have nothing in common; their vocabulary is far wider than the stream."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    found = []
+    for seed in (0, 1):
+        folder: Path = tmp_path_factory.mktemp(f"llama{seed}")
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 400}
+        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32)
+        model = LlamaForCausalLM(config)
+        tiny.write(tiny.randomize(model, seed), folder)  # type: ignore[arg-type]
+        found.append(ib.load(*tiny.read(folder)))
+    return found[0], found[1]
+
+
+@pytest.fixture(autouse=True)
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobasin.equivalence.answers.HELD", 0)
+
+
+@pytest.fixture
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Elements]:
+    """Where each sweep of an alignment began."""
+    seen: list[Elements] = []
+    real = Board.sweep
+
+    def spy(board: Board, elements: Elements) -> object:
+        seen.append(elements)
+        return real(board, elements)
+
+    monkeypatch.setattr(Board, "sweep", spy)
+    return seen
+
+
+def by_chance(a: ib.Weights, b: ib.Weights) -> float:
+    """What the best rotation finds in common between two tables, the gain before the head folded into it."""
+    tables = [torch.cat([w[EMBEDDING], w[HEAD] * w["model.norm.weight"]]).double() for w in (a, b)]
+    return float(2 * torch.linalg.svdvals(tables[0].T @ tables[1]).sum() / sum(t.square().sum() for t in tables))
+
+
+def test_strangers_are_told_apart_by_their_outputs(
+    models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]
+) -> None:
+    a, b = models
+    found = ib.equivalent(a, b)
+    assert found.answer == "different"
+    assert found.witness is not None
+    assert apart(a, b, found.witness.inputs) > 1e-2
+    assert ends_left(a, b, device=CPU) == pytest.approx(1 - by_chance(a, b), abs=1e-6)
+    assert not sweeps
+    assert found.parting is not None
+    assert "as they are: no layer is near its place" in str(found)
+    assert found.facts["evidence"]["obstacle"] in str(found)  # type: ignore[index]
+
+
+def test_strangers_that_can_be_held_are_aligned(
+    models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isobasin.equivalence.answers.HELD", 10**6)
+    found = ib.equivalent(*models)
+    assert found.answer == "different"
+    assert sweeps
+    assert found.element.kind == "group"
+
+
+@pytest.mark.parametrize("disguised", [True, False])
+def test_of_relatives_it_is_said_where_they_part(
+    disguised: bool, models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]
+) -> None:
+    a, _ = models
+    changed = perturbed(a, V, 0.3)
+    found = ib.equivalent(a, scrambled(changed) if disguised else changed)
+    assert found.answer == "different"
+    assert found.parting is not None
+    assert (found.parting.space, found.parting.tensor) == ("heads0", V)
+    assert sweeps
+
+
+def test_new_embeddings_alone_make_no_strangers(models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]) -> None:
+    """Layers that stand where they stood are looked at, too."""
+    a, other = models
+    ends = {name: other[name] for name in (EMBEDDING, HEAD)}
+    b = with_tensors(a, ends)
+    assert ends_left(a, b, device=CPU) > 0.5
+    found = ib.equivalent(a, b)
+    assert found.answer == "different"
+    assert sweeps
+    assert found.element.kind == "group"
+
+
+def test_a_disguised_copy_is_found(models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]) -> None:
+    a, _ = models
+    b = scrambled(a)
+    assert ib.equivalent(a, b).answer == "same"
+    assert sweeps
+    assert ends_left(a, b, device=CPU) < 1e-9
