@@ -73,10 +73,15 @@ def test_strangers_are_told_apart_by_their_outputs(
     assert found.facts["evidence"]["obstacle"] in str(found)  # type: ignore[index]
 
 
-def test_strangers_that_can_be_held_are_aligned(
-    models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "value"), [("answers.HELD", 10**6), ("witness.DOUBTLESS", float("inf"))])
+def test_strangers_that_can_be_held_or_leave_a_doubt_are_aligned(
+    limit: str,
+    value: float,
+    models: tuple[ib.Weights, ib.Weights],
+    sweeps: list[Elements],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("isobasin.equivalence.answers.HELD", 10**6)
+    monkeypatch.setattr(f"isobasin.equivalence.{limit}", value)
     found = ib.equivalent(*models)
     assert found.answer == "different"
     assert sweeps

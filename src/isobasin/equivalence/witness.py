@@ -85,6 +85,6 @@ def searched(bench: Bench, compared: list[Comparison], *, seed: int) -> list[Com
 
 
 def _joined(bench: Bench, compared: list[Comparison], probe: Probe) -> list[Comparison]:
-    """One more comparison. Floors need company: an input is also held against the usual one."""
-    usual = max(compared, key=lambda c: c.ratio).probe
-    return [*compared, *bench.compare([probe, usual])[:1]]
+    """One more comparison. Floors need company: an input is also held against that of another one."""
+    company = max(compared, key=lambda c: c.ratio).probe
+    return [*compared, *bench.compare([probe, company])[:1]]

@@ -48,18 +48,17 @@ def match_whole(
     watch: Watch = None,
 ) -> Found:
     """The elements and coordinates of the matcher's scope that bring B closest to A, by sweeps from several starts."""
-    part, wide = symmetry(b.arch).scoped(matcher.scope), _is_wide(b)
     board = _board(a, b, matcher, device)
     if isinstance(matcher, ActivationMatching):
         check_tables(b.arch, matcher.agreements)
         agreement = Agreement.of(matcher.agreements, matcher.pull, board.a, board.b)
         board = replace(board, agreement=agreement)
-    descent = _swept_once(board, sweeps, watch) if wide else _swept(board, sweeps, watch)
+    descent = _swept_once(board, sweeps, watch) if _is_wide(b) else _swept(board, sweeps, watch)
     elements = {
         name: board.a.balance(name).inverse() @ g @ board.b.balance(name) if _scaled(b, name) else g
         for name, g in descent.elements.items()
     }
-    return Found(elements, descent, dressed(a, b, part, elements, device))
+    return Found(elements, descent, dressed(a, b, board.b.part, elements, device))
 
 
 def ends_left(a: Weights, b: Weights, *, device: torch.device) -> float:
