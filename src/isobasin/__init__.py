@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "ActivationMatching": "isobasin.match.matchers",
-    "Alignment": "isobasin.match.alignment",
+    "Alignment": "isobasin.alignment.result",
     "Check": "isobasin.checking",
     "Curve": "isobasin.path",
     "Fingerprint": "isobasin.likeness.fingerprint",

@@ -4,6 +4,8 @@ A whole transform is a short stack of views, so that a checkpoint larger than me
 time: asking for a tensor pulls just what it depends on through the stack.
 """
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -31,7 +33,7 @@ class View(Mapping[str, Tensor]):
         return len(self._base)
 
 
-class Doubled(Mapping[str, Tensor]):
+class AsFloat64(Mapping[str, Tensor]):
     """The same tensors in float64, where all arithmetic on them happens; others (buffers) as they are."""
 
     def __init__(self, base: Tensors, device: torch.device | None = None) -> None:
@@ -64,3 +66,15 @@ def chain(*changes: Mapping[str, Change]) -> dict[str, Change]:
 
 def _then(name: str, first: Change, second: Change) -> Change:
     return lambda tensors: second(View(tensors, {name: first}))
+
+
+def trim_heap() -> None:
+    """Return the free pages of the C library's heap to the system, where it is glibc; elsewhere do nothing.
+
+    Tensors of up to 32 MB come from the heap. Those of a sweep have many sizes and lifetimes, and without this the
+    holes between them add up to as much as the sweep itself needs.
+    """
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, Names, describe
+from isobasin.arch import FAMILIES, Architecture, Family, Names, describe
 from isobasin.checkpoint import Checkpoint, CheckpointWriter, open_checkpoint, output_dtype, with_dtype
 from isobasin.errors import CheckpointError
 from isobasin.views import Tensors, View
@@ -44,6 +44,11 @@ class Weights(Mapping[str, Tensor]):
         """The same model with some tensors read into memory, once, for whoever needs them often."""
         held = {name: self[name] for name in names}
         return replace(self, tensors=View(self.tensors, {name: lambda _, t=t: t for name, t in held.items()}))  # type: ignore[misc]
+
+    @property
+    def family(self) -> Family:
+        """The record of its model type."""
+        return FAMILIES[self.arch.family]
 
     @property
     def path(self) -> Path | None:
@@ -197,6 +202,14 @@ class _Pretrained(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
 
+ModelSource = Weights | str | Path | Mapping[str, Tensor] | _Pretrained
+
+
+def as_weights(source: ModelSource) -> Weights:
+    """A model that is loaded already, or whatever `load` takes."""
+    return source if isinstance(source, Weights) else load(source)
+
+
 def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapping[str, Any] | None = None) -> Weights:
     """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
 
@@ -265,3 +278,49 @@ def _weights(
         if not arch.tensors[name].buffer:
             _check_floating(disk, by_name[name])
     return Weights(arch, dict(config), names, _ByName(tensors, arch, names), by_name, checkpoint)
+
+
+def untied(weights: Weights) -> Weights:
+    """The same model with a head of its own; a model that is not tied is returned as it is.
+
+    While embedding and head are one tensor the last gain can not fold into it, and the stream keeps permutations (with
+    signs for RMSNorm). Apart they leave rotations: a larger group for the same function. The config then says so, and
+    transformers reads the head from the file. Tensors go by their full names, as a folder without prefixes has no place
+    for a head. Nothing is read yet.
+
+    >>> untied(load("gpt2")).arch.spaces["resid"].kind  # doctest: +SKIP
+    'orthogonal1'
+    """
+    aliases = {alias: name for alias, name in weights.arch.aliases.items() if name in weights.arch.tensors}
+    if not any(weights.arch.tied(name) for name in aliases.values()):
+        return weights
+    config = dict(weights.config) | {weights.family.tied_key: False}
+    shapes = {name: weights.arch.shapes[name] for name in weights.arch.tensors}
+    arch, names = describe(config, shapes | {alias: shapes[name] for alias, name in aliases.items()})
+    same = {name for name in arch.tensors if weights.names.on_disk.get(name) == name}
+    return replace(
+        weights,
+        arch=arch,
+        config=config,
+        names=Names(names.on_disk, {}),
+        tensors=_WithAliases(weights, aliases),
+        dtypes={name: weights.dtypes[aliases.get(name, name)] for name in arch.tensors},
+        changed=weights.changed | (set(arch.tensors) - same),  # these can not be copied from file to file
+    )
+
+
+class _WithAliases(Mapping[str, Tensor]):
+    """A model's tensors, some of them under a second name."""
+
+    def __init__(self, source: Weights, aliases: Mapping[str, str]) -> None:
+        self._source, self._aliases = source, aliases
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._source[self._aliases.get(name, name)]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._source
+        yield from self._aliases
+
+    def __len__(self) -> int:
+        return len(self._source) + len(self._aliases)

@@ -10,9 +10,11 @@ from isobasin.arch.architecture import (
     Space,
     Sum,
     gain_is_free,
+    identity_fields,
 )
+from isobasin.arch.family import Family, ModelInputs
 from isobasin.arch.pattern import Axis, Pattern, Role, Term, parse
-from isobasin.arch.registry import FAMILIES, Family, Names, describe, family_of
+from isobasin.arch.registry import FAMILIES, Names, describe, family_of
 
 __all__ = [
     "FAMILIES",
@@ -22,6 +24,7 @@ __all__ = [
     "Family",
     "HeadSpace",
     "Linear",
+    "ModelInputs",
     "Names",
     "Norm",
     "Pattern",
@@ -33,5 +36,6 @@ __all__ = [
     "describe",
     "family_of",
     "gain_is_free",
+    "identity_fields",
     "parse",
 ]

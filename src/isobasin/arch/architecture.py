@@ -6,8 +6,9 @@ really has, and everything later works on the bound one. Both are strict: what d
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Literal
 
 from isobasin.arch.pattern import Axis, Pattern, Role, Term, parse
 from isobasin.errors import ArchitectureError
@@ -24,21 +25,44 @@ Kind = Literal[
 ]
 ROTATED = ("orthogonal", "orthogonal1")
 SELF_DUAL = ("fixed", "permutation", "permutation±", "signed", *ROTATED)
+SpaceRole = Literal["stream", "units", "heads"]
+Side = Literal["qk", "vo"]
 
 
 @dataclass(frozen=True)
 class Space:
-    """A vector space inside the model: the residual stream, the units of a layer."""
+    """A vector space inside the model: the residual stream, or the units of a layer.
+
+    `layer` is the layer it belongs to (None: to no single one), `stack` the encoder or decoder it belongs to, and
+    `label` its name without the number of the layer.
+    """
 
     name: str
     size: int
     kind: Kind
     stream: bool = False
+    layer: int | None = field(default=None, compare=False)
+    stack: str = field(default="", compare=False)
+    label: str = field(default="", compare=False)
+
+    @property
+    def role(self) -> SpaceRole:
+        return "stream" if self.stream else "units"
+
+    @property
+    def rotates(self) -> bool:
+        """Whether its group holds rotations: gains of its norms are then folded before anything acts."""
+        return self.kind in ROTATED
+
+    @property
+    def scales(self) -> bool:
+        """Whether its group scales coordinates one by one."""
+        return self.kind in ("positive", "scaled")
 
 
 @dataclass(frozen=True)
 class HeadSpace:
-    """The heads of one attention layer, with their faces `qk…` and `vo…`.
+    """The heads of one attention layer. Patterns name its two faces: `qk` (queries, keys) and `vo` (values, outputs).
 
     `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
     """
@@ -50,10 +74,32 @@ class HeadSpace:
     rotary: int = 0
     interleaved: bool = False
     permutable: bool = True
+    layer: int | None = field(default=None, compare=False)
+    stack: str = field(default="", compare=False)
+    label: str = field(default="heads", compare=False)
+    qk: str = field(default="", compare=False)
+    vo: str = field(default="", compare=False)
+
+    @property
+    def role(self) -> SpaceRole:
+        return "heads"
+
+    @property
+    def rotates(self) -> bool:
+        return False
+
+    @property
+    def scales(self) -> bool:
+        return False
 
     @property
     def group_size(self) -> int:
         return self.n_heads // self.n_kv_heads
+
+
+def identity_fields(space: Space | HeadSpace) -> dict[str, Any]:
+    """The fields that tell two spaces apart; where a space lies in its model is not among them."""
+    return {f.name: getattr(space, f.name) for f in fields(space) if f.compare}
 
 
 @dataclass(frozen=True)
@@ -135,9 +181,41 @@ class Architecture:
         """The space that moves a term: itself, the heads behind a face, or the space a norm reads."""
         if term.name in self.norms:
             return self.spaces[self.norms[term.name].space]
-        if term.name in self.spaces:
-            return self.spaces[term.name]
-        return self.spaces["heads" + term.name[2:]]
+        return self.spaces[term.name] if term.name in self.spaces else self.faces[term.name][0]
+
+    @cached_property
+    def faces(self) -> Mapping[str, tuple[HeadSpace, Side]]:
+        """The heads behind every face, and which of their two faces it is."""
+        sides: tuple[Side, Side] = ("qk", "vo")
+        return {getattr(heads, side): (heads, side) for heads in self.heads() for side in sides}
+
+    @cached_property
+    def stream(self) -> Space:
+        """The residual stream: the space that every layer reads from and writes to."""
+        return next(space for space in self.spaces.values() if isinstance(space, Space) and space.stream)
+
+    @cached_property
+    def blocks(self) -> Mapping[str, tuple[str, ...]]:
+        """Tensors by the one space they touch beside the stream; those of the stream alone under its own name.
+
+        The stream's (embeddings, head, their biases) come first, then the layers in their order.
+        """
+        stream = self.stream.name
+        found: dict[str, list[str]] = {name: [] for name in (stream, *(n for n in self.spaces if n != stream))}
+        for name, pattern in self.tensors.items():
+            spaces = {self.space_of(term).name for role in pattern.roles for axis in role.axes for term in axis.terms}
+            if pattern.buffer or not spaces:
+                continue
+            others = sorted(spaces - {stream})
+            assert len(others) <= 1, f"{name} joins {others}"
+            found[others[0] if others else stream].append(name)
+        return {space: tuple(names) for space, names in found.items()}
+
+    def norm_of(self, space: Space | HeadSpace) -> Norm:
+        """The norm that a block of heads or units reads."""
+        faces = (space.qk,) if isinstance(space, HeadSpace) else (space.name,)
+        words = (axis.name for f in faces for name, *_ in self.carriers(f) for axis in self.tensors[name].roles[0].axes)
+        return next(self.norms[word] for word in words if word is not None and word in self.norms)
 
     def size_of(self, axis: Axis) -> int | None:
         """How long this axis must be; None where any length is right."""
@@ -282,11 +360,13 @@ def build(
     """
     n = sizes.n_layers
     table = {s.name: s for s in spaces}
-    every: dict[str, Space | HeadSpace] = {k: s for k, s in table.items() if "{i}" not in k}
+    every: dict[str, Space | HeadSpace] = {k: replace(s, label=k) for k, s in table.items() if "{i}" not in k}
     for i in range(n):
-        every[f"heads{i}"] = replace(heads, name=f"heads{i}")
+        every[f"heads{i}"] = replace(heads, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}")
     for i in range(n):
-        every |= {s.name.format(i=i): replace(s, name=s.name.format(i=i)) for s in spaces if "{i}" in s.name}
+        for s in (s for s in spaces if "{i}" in s.name):
+            name = s.name.format(i=i)
+            every[name] = replace(s, name=name, layer=i, label=s.name.replace("{i}", ""))
     parsed = {name: _norm(name, text) for name, text in per_layer(norms, n).items()}
     patterns: dict[str, Pattern] = {}
     for module, text in per_layer(modules, n).items():
@@ -358,15 +438,29 @@ def _validate(arch: Architecture, heads: HeadSpace) -> None:
 
 
 def _check_term(arch: Architecture, name: str, term: Term) -> None:
-    known = (
-        term.name in arch.norms
-        or term.name in arch.spaces
-        or (term.name[:2] in ("qk", "vo") and f"heads{term.name[2:]}" in arch.spaces)
-    )
+    known = term.name in arch.norms or term.name in arch.spaces or term.name in arch.faces
     if not known:
         raise ArchitectureError(f"{name}: {term.name!r} is no space, face or norm of family {arch.family}")
     if term.name in arch.norms and not term.dual:
         raise ArchitectureError(f"{name}: a norm is read through its dual; write {term.name}*")
+
+
+def stream_kind(norm: str, *, tied: bool = False, bare: bool = False, post_norm: bool = False) -> Kind:
+    """The group of the stream: folded gains leave rotations, a gain that can not fold (tied, post-norm) permutations.
+
+    RMSNorm keeps every sign, LayerNorm one for the whole stream; a bare model outputs the stream itself.
+    """
+    if bare:
+        return "fixed"
+    if tied or post_norm:
+        return "signed" if norm == "rms" else "permutation±"
+    return "orthogonal" if norm == "rms" else "orthogonal1"
+
+
+def units_kind(activation: str) -> Kind:
+    """The group of units: permutations for any elementwise activation, with positive scales for ReLU and signs for odd
+    functions."""
+    return {"relu": "positive", "tanh": "signed"}.get(activation, "permutation")  # type: ignore[return-value]
 
 
 def gain_is_free(arch: Architecture, norm: Norm) -> bool:

@@ -1,57 +1,20 @@
 """The supported families, and how the names of a checkpoint find their patterns.
 
-A new family is one function from config to `Architecture` and one line here.
+A new family is one file under `arch/families` and its name in the list below.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
-from isobasin.arch.bert import bert
-from isobasin.arch.gpt2 import gpt2
-from isobasin.arch.gpt_neox import gpt_neox
-from isobasin.arch.llama import llama
-from isobasin.arch.own import own
-from isobasin.arch.vit import vit
+from isobasin.arch.families import bert, gpt2, gpt_neox, isobasin, llama, vit
+from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
-
-@dataclass(frozen=True)
-class Family:
-    """A supported `model_type`: its base prefix on disk, and other spellings of its tensor names."""
-
-    name: str
-    describe: Callable[[Mapping[str, Any]], Architecture]
-    prefix: str = ""
-    spellings: tuple[tuple[str, str], ...] = ()
-
-
-# transformers keeps ViT under other names in memory than on disk; both are read.
-_VIT_IN_MEMORY = (
-    (r"\blayers\.(\d+)\.attention\.q_proj\b", r"encoder.layer.\1.attention.attention.query"),
-    (r"\blayers\.(\d+)\.attention\.k_proj\b", r"encoder.layer.\1.attention.attention.key"),
-    (r"\blayers\.(\d+)\.attention\.v_proj\b", r"encoder.layer.\1.attention.attention.value"),
-    (r"\blayers\.(\d+)\.attention\.o_proj\b", r"encoder.layer.\1.attention.output.dense"),
-    (r"\blayers\.(\d+)\.mlp\.fc1\b", r"encoder.layer.\1.intermediate.dense"),
-    (r"\blayers\.(\d+)\.mlp\.fc2\b", r"encoder.layer.\1.output.dense"),
-    (r"(?<!encoder\.)\blayers\.(\d+)\.layernorm_", r"encoder.layer.\1.layernorm_"),
-)
-# Checkpoints converted from TensorFlow call gain and shift of a LayerNorm gamma and beta.
-_OLD_NORMS = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("gpt2", gpt2, "transformer."),
-        Family("bert", bert, "bert.", _OLD_NORMS),
-        Family("vit", vit, "vit.", _VIT_IN_MEMORY),
-        Family("llama", llama, "model."),
-        Family("mistral", llama, "model."),
-        Family("gpt_neox", gpt_neox, "gpt_neox.", ((r"^lm_head\.", "embed_out."),)),
-        Family("isobasin", own),
-    )
+FAMILIES: dict[str, Family] = {
+    family.name: family for file in (gpt2, bert, vit, llama, gpt_neox, isobasin) for family in file.FAMILIES
 }
 
 

@@ -3,14 +3,8 @@
 from isobasin.groups.group import Element, Group
 from isobasin.groups.heads import Face, Heads, HeadsElement
 from isobasin.groups.linear import GL, Matrix, Orthogonal, OrthogonalFixingOnes
-from isobasin.groups.monomial import (
-    Monomial,
-    MonomialGroup,
-    Permutation,
-    ScaledPermutation,
-    SignedPermutation,
-    Trivial,
-)
+from isobasin.groups.monomial import Monomial, MonomialGroup, Permutation, SignedPermutation, Trivial
+from isobasin.groups.overlap import Overlap
 from isobasin.groups.product import Blocks, Product
 from isobasin.groups.rotary import Phases, RotaryCommutant
 
@@ -27,11 +21,11 @@ __all__ = [
     "MonomialGroup",
     "Orthogonal",
     "OrthogonalFixingOnes",
+    "Overlap",
     "Permutation",
     "Phases",
     "Product",
     "RotaryCommutant",
-    "ScaledPermutation",
     "SignedPermutation",
     "Trivial",
 ]

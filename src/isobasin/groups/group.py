@@ -9,11 +9,17 @@ True
 """
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
 
+from isobasin.errors import IsobasinError
+
+if TYPE_CHECKING:
+    from isobasin.groups.overlap import Overlap
+
+Side = Literal["qk", "vo"]
 FLOAT = torch.float64
 TOLERANCE = 1e-8
 
@@ -33,7 +39,7 @@ class Element(ABC):
         """g⁻ᵀ: how a space that is paired with this one moves, so that ⟨g x, g⁻ᵀ y⟩ = ⟨x, y⟩."""
 
     @abstractmethod
-    def magnitude(self) -> Self:
+    def permutation_part(self) -> Self:
         """What is left for gains and gates: the permutation, without signs, scales or rotations."""
 
     @abstractmethod
@@ -74,6 +80,32 @@ class Element(ABC):
         moved = x.movedim(axis, -1)
         return self._apply(moved.to(self.precision)).to(x.dtype).movedim(-1, axis)
 
+    def act_in_type(self, x: Tensor, axis: int = -1) -> Tensor:
+        """g x computed in the type of `x`: for sweeps over float32 tables, which the next sweep measures again."""
+        return self.act(x, axis)
+
+    def face(self, side: Side, *, queries: bool = False) -> "Element":
+        """How one face of a heads space moves; any other element is its own."""
+        return self
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it mixes coordinates, so that gains must be folded before it acts."""
+        return False
+
+    @property
+    def ones_factor(self) -> float:
+        """What it multiplies the all-ones vector of a stream by: permutations may have a sign, rotations keep it."""
+        return 1.0
+
+    def rescaled(self, scale: Tensor) -> "Element":
+        """This element, then a scale per coordinate; only elements with scales have one."""
+        raise ValueError("this element has no scale per coordinate")
+
+    def signed_matrix(self) -> Tensor:
+        """A dense matrix without scales: a rotation, a permutation with signs, or the permutation of heads."""
+        return self.matrix()
+
     def matrix(self) -> Tensor:
         """The dense matrix (… × n × n): `g.act(x) == g.matrix() @ x`."""
         batch = next(iter(self.tensors().values())).shape[: self._batch_dims]
@@ -110,6 +142,10 @@ class Group(ABC):
     def project(self, matrix: Tensor) -> Element:
         """The element nearest to a matrix (… × n × n)."""
 
+    def nearest(self, overlap: "Overlap") -> Element:
+        """The element g that brings g·B closest to A, given how the two overlap on the space of this group."""
+        raise IsobasinError(f"{self}: no element can be found from an overlap; heads are matched by their matrices")
+
     @abstractmethod
     def element(self, tensors: dict[str, Tensor]) -> Element:
         """Rebuild an element from `Element.tensors`; a KeyError if parts are missing."""
@@ -128,10 +164,32 @@ def haar(n: int, *batch: int, rng: torch.Generator) -> Tensor:
     return q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[..., None, :]
 
 
-def polar(matrix: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to a matrix."""
-    u, _, vt = torch.linalg.svd(matrix)
-    return u @ vt
+POLAR_STEPS = 30
+
+
+def polar(matrix: Tensor, *, iterate: bool = False) -> Tensor:
+    """The orthogonal matrix nearest to a matrix, or to each of a batch: by SVD, or faster for small matrices by
+    Newton's iteration X ← ½ (ζ X + X⁻ᵀ/ζ), where the SVD takes over for those that are close to singular.
+    """
+    if not iterate:
+        u, _, vt = torch.linalg.svd(matrix)
+        return u @ vt
+    x = matrix / _norm(matrix).clamp_min(torch.finfo(matrix.dtype).tiny)
+    for _ in range(POLAR_STEPS):
+        inverse = torch.linalg.inv_ex(x).inverse.mT
+        scale = (_norm(inverse) / _norm(x)).sqrt()
+        new = (scale * x + inverse / scale) / 2
+        settled = bool((_norm(new - x) <= 1e-14 * _norm(new)).all())
+        x = new
+        if settled:
+            break
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    bad = torch.nonzero(~(_norm(x @ x.mT - eye).flatten() <= 1e-10)).flatten()
+    return x.index_copy(0, bad, polar(matrix[bad])) if len(bad) else x
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.square().sum((-1, -2), keepdim=True).sqrt()
 
 
 def spread(*shape: int, rng: torch.Generator) -> Tensor:

@@ -6,15 +6,13 @@ and the columns of the output projection by its dual. Query heads of a group sha
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from isobasin.groups.group import FLOAT, Element, Group, generator
+from isobasin.groups.assignment import assign
+from isobasin.groups.group import FLOAT, Element, Group, Side, generator
 from isobasin.shapes import Float, Int
-
-Side = Literal["qk", "vo"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +36,8 @@ class Face(Element):
     def dual(self) -> "Face":
         return Face(self.index, self.factor.dual())
 
-    def magnitude(self) -> "Face":
-        return Face(self.index, self.factor.magnitude())
+    def permutation_part(self) -> "Face":
+        return Face(self.index, self.factor.permutation_part())
 
     def take(self, index: Tensor) -> "Face":
         raise ValueError("a face is not batched")
@@ -89,6 +87,9 @@ class HeadsElement(Element):
         """For every query head of the result, the query head it was before."""
         return self.face("qk", queries=True).index
 
+    def signed_matrix(self) -> Tensor:
+        return torch.eye(self.queries.numel(), dtype=FLOAT)[self.head_permutation]
+
     @property
     def n(self) -> int:
         return len(self.kv) * (self.qk.n + self.vo.n)
@@ -113,8 +114,8 @@ class HeadsElement(Element):
     def dual(self) -> "HeadsElement":
         return HeadsElement(self.kv, self.queries, self.qk.dual(), self.vo.dual())
 
-    def magnitude(self) -> "HeadsElement":
-        return HeadsElement(self.kv, self.queries, self.qk.magnitude(), self.vo.magnitude())
+    def permutation_part(self) -> "HeadsElement":
+        return HeadsElement(self.kv, self.queries, self.qk.permutation_part(), self.vo.permutation_part())
 
     def take(self, index: Tensor) -> "HeadsElement":
         raise ValueError("an element of the heads group is not batched")
@@ -194,15 +195,13 @@ class Heads(Group):
 
     def project(self, matrix: Float[Tensor, "n n"]) -> HeadsElement:
         """From a matrix on keys and values side by side; query heads keep their order inside a group."""
-        from scipy.optimize import linear_sum_assignment
-
         split = self.n_kv * self.qk.n
         keys = matrix[:split, :split].to(FLOAT).unflatten(0, (self.n_kv, -1)).unflatten(2, (self.n_kv, -1))
         values = matrix[split:, split:].to(FLOAT).unflatten(0, (self.n_kv, -1)).unflatten(2, (self.n_kv, -1))
         weight = keys.square().sum((1, 3)) + values.square().sum((1, 3))
         kv = torch.arange(self.n_kv)
         if self.permute:
-            kv = torch.as_tensor(linear_sum_assignment(weight.numpy(), maximize=True)[1])
+            kv = assign(-weight)
         rows = torch.arange(self.n_kv)
         return HeadsElement(
             kv, self._ordered(), self.qk.project(keys[rows, :, kv]), self.vo.project(values[rows, :, kv])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, close, generator, haar, polar, spread
+from isobasin.groups.overlap import Overlap
 from isobasin.shapes import Float, Int
 
 
@@ -37,7 +38,7 @@ class Matrix(Element):
     def dual(self) -> "Matrix":
         return self if self.orthogonal else Matrix(torch.linalg.inv(self.value).mT)
 
-    def magnitude(self) -> "Matrix":
+    def permutation_part(self) -> "Matrix":
         """A rotation carries no permutation: what can only be permuted must have been folded away before."""
         return Matrix(_eye_like(self.value), orthogonal=True)
 
@@ -54,6 +55,18 @@ class Matrix(Element):
     @property
     def is_identity(self) -> bool:
         return torch.equal(self.value, _eye_like(self.value))
+
+    def act_in_type(self, x: Tensor, axis: int = -1) -> Tensor:
+        if not self.orthogonal or self.is_identity:
+            return self.act(x, axis)
+        value = self.value.to(x)
+        if axis in (-1, x.ndim - 1):
+            return x @ value.mT
+        return (x.movedim(axis, -1) @ value.mT).movedim(-1, axis)
+
+    @property
+    def rotates(self) -> bool:
+        return not self.is_identity
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
         value = self.value.to(x.device)
@@ -88,6 +101,10 @@ class Orthogonal(Group):
 
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
         return Matrix(polar(matrix.to(FLOAT)), orthogonal=True)
+
+    def nearest(self, overlap: Overlap) -> Matrix:
+        """Procrustes: the orthogonal factor of the overlap."""
+        return self.project(overlap.self_dual.cpu())
 
     def element(self, tensors: dict[str, Tensor]) -> Matrix:
         return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
@@ -124,6 +141,10 @@ class OrthogonalFixingOnes(Group):
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
         frame = self._frame()
         return self._extend(polar(frame.mT @ matrix.to(FLOAT) @ frame))
+
+    def nearest(self, overlap: Overlap) -> Matrix:
+        """Procrustes: the orthogonal factor of the overlap."""
+        return self.project(overlap.self_dual.cpu())
 
     def _extend(self, small: Tensor) -> Matrix:
         frame = self._frame()

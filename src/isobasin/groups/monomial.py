@@ -10,7 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from isobasin.groups.assignment import assign, best_permutation
 from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, generator, signs, spread
+from isobasin.groups.overlap import Overlap
+from isobasin.groups.scales import best_scales, scale_cost
 from isobasin.shapes import Float, Int
 
 Scales = Literal["none", "global", "signs", "positive", "nonzero"]
@@ -37,7 +40,7 @@ class Monomial(Element):
     def dual(self) -> "Monomial":
         return Monomial(self.index, 1 / self.scale)
 
-    def magnitude(self) -> "Monomial":
+    def permutation_part(self) -> "Monomial":
         return Monomial(self.index, torch.ones_like(self.scale))
 
     def take(self, index: Int[Tensor, " m"]) -> "Monomial":
@@ -63,6 +66,20 @@ class Monomial(Element):
             return x
         scale = self.scale.to(x.device).view([self.n if k == axis % x.ndim else 1 for k in range(x.ndim)])
         return x * scale.to(x.dtype) if self.exact else (x * scale).to(x.dtype)
+
+    def act_in_type(self, x: Tensor, axis: int = -1) -> Tensor:
+        scale = self.scale.to(x).reshape([-1 if k == axis % x.ndim else 1 for k in range(x.ndim)])
+        return x.index_select(axis, self.index.to(x.device)).mul_(scale)
+
+    @property
+    def ones_factor(self) -> float:
+        return float(self.scale[0])
+
+    def rescaled(self, scale: Float[Tensor, " n"]) -> "Monomial":
+        return Monomial(self.index, self.scale * scale)
+
+    def signed_matrix(self) -> Tensor:
+        return torch.eye(self.n, dtype=FLOAT)[self.index] * self.scale.sign()[:, None]
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
         return x[..., self.index.to(x.device)] * self.scale.to(x.device)
@@ -139,12 +156,55 @@ class MonomialGroup(Group):
         scale = {"signs": sign, "positive": kept.clamp(min=2 * TOLERANCE), "nonzero": sign * size}
         return Monomial(index, scale.get(self.scales, torch.ones_like(kept)))
 
+    def nearest(self, overlap: Overlap) -> Monomial:
+        """By assignment. Units with scales are compared where the best scale is close to ±1 (balanced); each chosen
+        pair then gets its exact one."""
+        if not self.permute:
+            return self.identity()
+        match self.scales:
+            case "none":
+                return self._unscaled(overlap.self_dual + overlap.permuted)
+            case "global":
+                return self._either_sign(overlap)
+            case "signs":
+                index = best_permutation(overlap.permuted + overlap.self_dual.abs()).cpu()
+                kept = overlap.self_dual.cpu()[torch.arange(self.n), index]
+                return Monomial(index, torch.where(kept < 0, -1.0, 1.0).to(FLOAT))
+            case "positive" | "nonzero":
+                return self._scaled(overlap)
+
+    def _unscaled(self, benefit: Tensor) -> Monomial:
+        return Monomial(best_permutation(benefit).cpu(), torch.ones(self.n, dtype=FLOAT))
+
+    def _either_sign(self, overlap: Overlap) -> Monomial:
+        """With the sign of the whole space that gains more."""
+        rows, found = torch.arange(self.n), []
+        for sign in (1, -1):
+            benefit = overlap.permuted + sign * overlap.self_dual
+            g = self._unscaled(benefit)
+            found.append((float(benefit.cpu()[rows, g.index].sum()), Monomial(g.index, sign * g.scale)))
+        return found[0][1] if found[0][0] >= found[1][0] else found[1][1]
+
+    def _scaled(self, overlap: Overlap) -> Monomial:
+        """The benefit of a pair at scale ±1; then the exact scale of every chosen pair."""
+        signs = self.scales == "nonzero"
+        benefit = overlap.self_dual.abs() if signs else overlap.self_dual.clone()
+        benefit += overlap.permuted  # in place: the tables of a wide layer are what a sweep needs most memory for
+        index = best_permutation(benefit).cpu()
+        rows = torch.arange(len(index))
+        p, q, t = (m.cpu()[rows, index].to(FLOAT) for m in (overlap.primal, overlap.dual, overlap.signed))
+        u, d = (s.cpu()[index].to(FLOAT) for s in (overlap.primal_size, overlap.dual_size))
+        plus = best_scales(u, d, p, q, signs=False)
+        if not signs:
+            return Monomial(index, plus)
+        minus = -best_scales(u, d, -p, -q, signs=False)
+        better = scale_cost(u, d, p, q, minus) + 2 * t < scale_cost(u, d, p, q, plus) - 2 * t
+        return Monomial(index, torch.where(better, minus, plus))
+
     def _assign(self, gain: Tensor) -> Tensor:
         if not self.permute:
             return torch.arange(self.n)
-        from scipy.optimize import linear_sum_assignment
-
-        return torch.as_tensor(linear_sum_assignment(gain.numpy(), maximize=True)[1])
+        return assign(-gain)
 
     def element(self, tensors: dict[str, Tensor]) -> Monomial:
         return Monomial(tensors["index"].to(torch.int64), tensors["scale"].to(FLOAT))
@@ -160,10 +220,6 @@ def Permutation(n: int) -> MonomialGroup:
 
 def SignedPermutation(n: int) -> MonomialGroup:
     return MonomialGroup(n, "signs")
-
-
-def ScaledPermutation(n: int) -> MonomialGroup:
-    return MonomialGroup(n, "nonzero")
 
 
 def Trivial(n: int) -> MonomialGroup:

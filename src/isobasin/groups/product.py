@@ -32,8 +32,8 @@ class Blocks(Element):
     def dual(self) -> "Blocks":
         return Blocks(tuple(part.dual() for part in self.parts))
 
-    def magnitude(self) -> "Blocks":
-        return Blocks(tuple(part.magnitude() for part in self.parts))
+    def permutation_part(self) -> "Blocks":
+        return Blocks(tuple(part.permutation_part() for part in self.parts))
 
     def take(self, index: Int[Tensor, " m"]) -> "Blocks":
         return Blocks(tuple(part.take(index) for part in self.parts))

@@ -40,7 +40,7 @@ class Phases(Element):
         """The transpose of multiplying by u is multiplying by its conjugate."""
         return Phases(1 / self.u.conj().resolve_conj(), self.interleaved)
 
-    def magnitude(self) -> "Phases":
+    def permutation_part(self) -> "Phases":
         return Phases(torch.ones_like(self.u), self.interleaved)
 
     def take(self, index: Int[Tensor, " m"]) -> "Phases":

@@ -1,0 +1,47 @@
+"""`align`: one entry for every scope and every matcher."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from isobasin.alignment.candidates import AlignOptions
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.problem import check_comparable
+from isobasin.alignment.result import Alignment
+from isobasin.weights import ModelSource, Weights, as_weights
+
+
+class Matcher(Protocol):
+    """A way to find the element: a frozen choice whose constructor only stores."""
+
+    @property
+    def scope(self) -> str: ...
+
+    def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment: ...
+
+
+def align(
+    b: ModelSource,
+    *,
+    to: ModelSource,
+    matcher: Matcher | None = None,
+    dtype: str = "auto",
+    device: torch.device | None = None,
+    workers: int = 1,
+    verify: bool = True,
+    only_if_closer: bool = True,
+    watch: Callable[[int, int], None] | None = None,
+) -> Alignment:
+    """Find the element of B's symmetry group that brings B closest to A (`to`). Both models are only read.
+
+    >>> found = align(b, to=a)  # doctest: +SKIP
+    >>> moved = found.transform.apply(b)  # doctest: +SKIP
+
+    The result is B in A's own gauge: with A's gains, shifts and free biases where that is closer. `matcher` is
+    `WeightMatching()` unless given: the whole model, from the weights alone; see `AlignOptions` for the rest.
+    """
+    first, second = as_weights(to), as_weights(b)
+    check_comparable(first, second)
+    options = AlignOptions(dtype, device or torch.device("cpu"), workers, verify, only_if_closer, watch)
+    return (matcher or WeightMatching()).align(second, first, options)

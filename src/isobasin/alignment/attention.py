@@ -1,0 +1,100 @@
+"""The matrices of an attention layer, out of whatever layout a checkpoint stores them in; and what they compute.
+
+Rows are inputs, with the bias as one more row: a head is Q, K, V (d + 1) × n and O d × n.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, HeadSpace
+from isobasin.shapes import Float
+from isobasin.symmetries.coordinate import face_columns
+from isobasin.views import Tensors
+
+
+@dataclass(frozen=True)
+class AttentionMatrices:
+    """Q and O per query head, K and V per kv head; `bias` says whether Q, K, V end with a bias row."""
+
+    q: Float[Tensor, "h rows n"]
+    k: Float[Tensor, "kv rows n"]
+    v: Float[Tensor, "kv rows n"]
+    o: Float[Tensor, "h d n"]
+
+    def weighted(self, root: Float[Tensor, "rows rows"] | None) -> "AttentionMatrices":
+        """Q, K, V as seen by inputs with this second moment (its square root): ‖Σ^½ Q‖² is the mean of ‖yQ‖²."""
+        if root is None:
+            return self
+        part = root[:, : self.q.shape[-2]]  # all its rows: a corner of the root is not the root of a corner
+        return AttentionMatrices(part @ self.q, part @ self.k, part @ self.v, self.o)
+
+
+def attention_matrices(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> AttentionMatrices:
+    """Read one layer. `tensors` in float64; a bias row is there for all three of Q, K, V or for none."""
+    q, q_bias = _face(arch, heads, tensors, heads.qk, dual=True, heads_count=heads.n_heads)
+    k, k_bias = _face(arch, heads, tensors, heads.qk, dual=False, heads_count=heads.n_kv_heads)
+    v, v_bias = _face(arch, heads, tensors, heads.vo, dual=False, heads_count=heads.n_kv_heads)
+    o, _ = _face(arch, heads, tensors, heads.vo, dual=True, heads_count=heads.n_heads)
+    if any(b is not None for b in (q_bias, k_bias, v_bias)):
+        q, k, v = (_with_row(x, b) for x, b in ((q, q_bias), (k, k_bias), (v, v_bias)))
+    return AttentionMatrices(q, k, v, o)
+
+
+def _face(
+    arch: Architecture, heads: HeadSpace, tensors: Tensors, face: str, *, dual: bool, heads_count: int
+) -> tuple[Tensor, Tensor | None]:
+    """(heads × d × n) and the bias (heads × n), if there is one."""
+    weight, bias = None, None
+    for name, axis, words, term in arch.carriers(face):
+        if term.dual != dual:
+            continue
+        part = tensors[name].movedim(axis, 0)
+        if len(words.terms) > 1:
+            part = part[torch.tensor(face_columns(arch, words, face, dual=dual), device=part.device)]
+        if part.dim() == 1:
+            bias = part.reshape(heads_count, heads.d_head)
+        else:
+            weight = part.reshape(heads_count, heads.d_head, -1).mT
+    assert weight is not None, face
+    return weight, bias
+
+
+def _with_row(x: Tensor, bias: Tensor | None) -> Tensor:
+    row = torch.zeros_like(x[:, :1]) if bias is None else bias[:, None]
+    return torch.cat([x, row], dim=1)
+
+
+def attend(m: AttentionMatrices, x: Float[Tensor, "t rows"], heads: HeadSpace) -> Float[Tensor, "t d"]:
+    """What the layer adds to the stream for inputs x (ended by a column of ones where there are biases), in float64.
+
+    Rotary angles and ALiBi slopes are generic ones: a symmetry holds for all of them or is none.
+    """
+    share = heads.group_size
+    q, k, v = (torch.einsum("td,hdn->htn", x, w) for w in (m.q, m.k, m.v))
+    k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
+    if heads.rotary:
+        q, k = _turned(q, heads), _turned(k, heads)
+    scores = q @ k.mT / math.sqrt(heads.d_head)
+    if not heads.permutable:
+        steps = torch.arange(len(x), dtype=x.dtype, device=x.device)
+        slopes = torch.exp2(-8 * torch.arange(1, heads.n_heads + 1, dtype=x.dtype, device=x.device) / heads.n_heads)
+        scores = scores - slopes[:, None, None] * (steps[:, None] - steps).abs()
+    return torch.einsum("htn,hdn->td", torch.softmax(scores, -1) @ v, m.o)
+
+
+def _turned(x: Float[Tensor, "h t n"], heads: HeadSpace) -> Tensor:
+    r = heads.rotary
+    rates = 10000.0 ** (-torch.arange(0, r, 2, dtype=x.dtype, device=x.device) / r)
+    angles = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)[:, None] * rates
+    turn = torch.polar(torch.ones_like(angles), angles)
+    turning = x[..., :r]
+    if heads.interleaved:
+        pairs = torch.complex(turning[..., 0::2], turning[..., 1::2]) * turn
+        turned = torch.stack([pairs.real, pairs.imag], -1).flatten(-2)
+    else:
+        pairs = torch.complex(turning[..., : r // 2], turning[..., r // 2 :]) * turn
+        turned = torch.cat([pairs.real, pairs.imag], -1)
+    return torch.cat([turned, x[..., r:]], -1)

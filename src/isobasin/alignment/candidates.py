@@ -1,0 +1,128 @@
+"""From elements to an alignment: candidate transforms, evaluated as they will be stored, and the closest is taken.
+
+B with A's gains and free values is usually closest, but behind a gain of A that is close to zero B's weights grow
+large; then B keeps its own. Where nothing comes closer, B stays as it is, bit for bit.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from isobasin.alignment.descent import solve
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.heads import HeadMatcher
+from isobasin.alignment.problem import AlignmentProblem
+from isobasin.alignment.result import Alignment
+from isobasin.alignment.verification import Evaluation, combined, evaluate_transform, unmoved
+from isobasin.errors import IsobasinError
+from isobasin.groups import Element
+from isobasin.symmetries.symmetry import symmetry
+from isobasin.symmetries.transform import Transform
+from isobasin.weights import Weights, load
+
+
+@dataclass(frozen=True)
+class AlignOptions:
+    """How an alignment is carried out, whatever the matcher.
+
+    `dtype` is the type the result will be stored in: distances are those of the stored weights. `workers` processes
+    share the layers of attention scopes (both models must then be folders). `only_if_closer`: keep B as it is where
+    nothing comes closer. `on_progress(done, of)` is called for each layer, or for each sweep.
+    """
+
+    dtype: str = "auto"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    workers: int = 1
+    verify: bool = True
+    only_if_closer: bool = True
+    on_progress: Callable[[int, int], None] | None = None
+
+
+def align_by_descent(b: Weights, a: Weights, scope: str, matcher: HeadMatcher, options: AlignOptions) -> Alignment:
+    """Solve every independent part of the problem, and join what was found."""
+    problem = AlignmentProblem(a, b, symmetry(b.arch).scoped(scope), matcher, options.device)
+    dtypes = replace(b, exact=False).output_dtypes(options.dtype)
+    parts = problem.independent_parts()
+    if options.workers > 1 and len(parts) > 1:
+        results = _in_processes(parts, dtypes, options)
+    else:
+        results = (align_part(part, dtypes, options) for part in parts)
+    evaluations: list[Evaluation] = []
+    for result in results:
+        evaluations.append(result)
+        if options.on_progress and not problem.moves_stream:
+            options.on_progress(len(evaluations), len(parts))
+    return combined(problem, evaluations)
+
+
+def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], options: AlignOptions) -> Evaluation:
+    """One problem: match, make candidates, take the one that comes closest."""
+    tell = options.on_progress if problem.moves_stream else None
+    state = solve(problem, on_sweep=(lambda done, _: tell(done, done)) if tell else None)
+    elements = problem.without_scales(state.elements)
+    best: Evaluation | None = None
+    for transform in candidates(problem, elements):
+        found = evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)
+        best = found if best is None or found.totals[1] < best.totals[1] else best
+        if best.closer and problem.moves_stream and _rotates(problem, transform):
+            break
+    assert best is not None
+    return unmoved(best, problem) if options.only_if_closer and not best.closer else best
+
+
+def candidates(problem: AlignmentProblem, elements: Mapping[str, Element]) -> Iterator[Transform]:
+    """With A's gains and free values; and without. A rotated stream needs its gains folded: where A's do not bring it
+    closer, they stay so."""
+    transform = with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device)
+    if _rotates(problem, transform):
+        yield transform
+        yield with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device, fold_norms=True)
+        return
+    if transform.gauge:
+        yield replace(transform, gauge={})
+    yield transform
+
+
+def _rotates(problem: AlignmentProblem, transform: Transform) -> bool:
+    element = transform.elements.get(problem.stream)
+    return element is not None and element.rotates
+
+
+def _in_processes(
+    parts: list[AlignmentProblem], dtypes: Mapping[str, torch.dtype], options: AlignOptions
+) -> Iterator[Evaluation]:
+    """The same problems, spread over processes that each open the two folders for themselves."""
+    a, b = parts[0].a.path, parts[0].b.path
+    if a is None or b is None:
+        raise IsobasinError("workers need both models as folders on disk; save them first, or use one worker")
+    threads = max(1, torch.get_num_threads() // options.workers)
+    context = multiprocessing.get_context("spawn")
+    plain = replace(options, on_progress=None)
+    with ProcessPoolExecutor(options.workers, context, torch.set_num_threads, (threads,)) as pool:
+        tasks = [
+            pool.submit(_align_in_process, a, b, tuple(part.part.groups), part.matcher, dict(dtypes), plain)
+            for part in parts
+        ]
+        try:
+            for task in tasks:
+                yield task.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _align_in_process(
+    a: Path,
+    b: Path,
+    spaces: tuple[str, ...],
+    matcher: HeadMatcher,
+    dtypes: Mapping[str, torch.dtype],
+    options: AlignOptions,
+) -> Evaluation:
+    first, second = load(a), load(b)
+    part = symmetry(second.arch).restricted(spaces)
+    return align_part(AlignmentProblem(first, second, part, matcher, options.device), dtypes, options)

@@ -1,0 +1,229 @@
+"""Block coordinate descent: each space in turn takes its best element while the others stay.
+
+One sweep reads each model once, block by block: the units or heads of a block are matched with the stream where it
+stands, and the block's overlap on the stream is added up; at the end one Procrustes (or assignment) moves the stream.
+The objective never rises from sweep to sweep: an element that would raise it is not taken. Where the stream is held,
+blocks are independent and one visit of each is enough.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from isobasin.alignment.attention import attention_matrices
+from isobasin.alignment.heads import HeadMatch, HeadMatcher
+from isobasin.alignment.problem import AlignmentProblem, Elements, overlap, squared_distance
+from isobasin.arch import HeadSpace
+from isobasin.errors import VerificationError
+from isobasin.groups import Element, Overlap
+from isobasin.symmetries.symmetry import symmetry
+from isobasin.views import Tensors, trim_heap
+from isobasin.weights import Weights
+
+SWEEPS = 30
+TRIAL_SWEEPS = 3  # before the starts are compared
+COPY_THRESHOLD = 1e-3  # a start that leaves this share of the squared distance needs no other beside it
+# A distance this much smaller than at the start is rounding (squared).
+ROUNDING = {torch.float64: 1e-20, torch.float32: 1e-11}
+OnSweep = Callable[[int, float], None] | None
+
+
+@dataclass(frozen=True)
+class SweepState:
+    """Where the sweeps ended: elements between the normal forms, and the objective sweep by sweep.
+
+    `proposed` is what the last sweep proposed, if no sweep has measured it yet: where to go on from.
+    """
+
+    elements: Elements
+    history: tuple[float, ...]
+    converged: bool
+    heads: Mapping[str, HeadMatch] = field(default_factory=dict)
+    proposed: tuple[Elements, Mapping[str, HeadMatch]] | None = None
+
+    @property
+    def square(self) -> float:
+        return self.history[-1]
+
+
+def solve(problem: AlignmentProblem, *, sweeps: int = SWEEPS, on_sweep: OnSweep = None) -> SweepState:
+    """The elements between the normal forms that bring B closest to A."""
+    if not problem.moves_stream:
+        square, elements, matched = sweep(problem, problem.identity)
+        return SweepState(elements, (square,), True, matched)
+    if problem.wide:
+        return _solve_wide(problem, sweeps, on_sweep)
+    return _solve_small(problem, sweeps, on_sweep)
+
+
+def _solve_small(problem: AlignmentProblem, sweeps: int, on_sweep: OnSweep) -> SweepState:
+    """Every start for a few sweeps, the best one to its end; rotations inside heads first, then the whole group."""
+    rough = replace(problem, matcher=problem.matcher.rough())
+    trials = [descend(rough, start, most=TRIAL_SWEEPS) for start in _starts(problem)]
+    best = descend(rough, min(trials, key=lambda t: t.square).elements, most=sweeps, on_sweep=on_sweep)
+    return descend(problem, best.elements, most=sweeps, on_sweep=on_sweep)
+
+
+def _solve_wide(problem: AlignmentProblem, sweeps: int, on_sweep: OnSweep) -> SweepState:
+    """The same for models whose every sweep takes minutes: the whole group from the first sweep on, no sweep done
+    twice, and an end where one gains less than a thousandth."""
+    trials: list[SweepState] = []
+    for start in _starts(problem):
+        trials.append(descend(problem, start, most=2, tolerance=1e-3))
+        if trials[-1].square <= COPY_THRESHOLD * trials[-1].history[0]:
+            break
+    return descend(problem, min(trials, key=lambda t: t.square), most=sweeps, tolerance=1e-3, on_sweep=on_sweep)
+
+
+def _starts(problem: AlignmentProblem) -> list[dict[str, Element]]:
+    start = [from_embeddings(problem), problem.identity]
+    if problem.stream in problem.activation_term.tables:  # the stream's map from activations alone
+        start.append(problem.identity | {problem.stream: _nearest(problem, problem.stream, _nothing(problem))})
+    return start
+
+
+def from_embeddings(problem: AlignmentProblem) -> dict[str, Element]:
+    """A first guess of the stream's map, from embeddings, head and the stream's biases alone."""
+    here = problem.identity
+    found = _nothing(problem)
+    for a, b in problem.pieces(problem.stream):
+        found = found + _stream_overlap(problem, a, b, here)
+    return here | {problem.stream: _nearest(problem, problem.stream, found)}
+
+
+def embedding_distance(a: Weights, b: Weights, matcher: HeadMatcher, *, device: torch.device) -> float:
+    """What the best map of the stream leaves between embeddings, positions and heads: ‖A − gB‖² / (‖A‖² + ‖B‖²).
+
+    0 for copies, and next to 1 for models that have nothing in common, the wider their tables the nearer.
+    """
+    problem = AlignmentProblem(a, b, symmetry(b.arch), matcher, device)
+    action, left, size = problem.act(from_embeddings(problem) if problem.moves_stream else problem.identity), 0.0, 0.0
+    for pieces in problem.pieces(problem.stream):
+        x, y = ({name: t for name, t in piece.items() if t.ndim > 1} for piece in pieces)  # gains are folded: all 1
+        left += squared_distance(x, action, y)
+        size += sum(float(t.square().sum(dtype=torch.float64)) for t in (*x.values(), *y.values()))
+    return left / max(size, 1e-300)
+
+
+def descend(
+    problem: AlignmentProblem,
+    start: Elements | SweepState,
+    *,
+    most: int,
+    tolerance: float = 1e-4,
+    on_sweep: OnSweep = None,
+) -> SweepState:
+    """Sweep until the distance stops falling, from a state or where another descent of this problem stopped.
+
+    The value of a state is measured exactly, by the sweep that starts there.
+    """
+    past = start if isinstance(start, SweepState) else SweepState(dict(start), (), False)
+    if past.converged:
+        return past
+    state, heads = past.proposed or (past.elements, past.heads)
+    best, found, history = past.elements, past.heads, list(past.history) if past.proposed else []
+    for number in range(most):
+        square, proposed, matched = sweep(problem, state)
+        if history and not square < history[-1]:
+            return SweepState(best, tuple(history), True, found)
+        settled = bool(history) and (
+            history[-1] - square <= tolerance * history[-1] or square <= ROUNDING[problem.dtype] * history[0]
+        )
+        best, found = state, heads
+        history.append(square)
+        if on_sweep:
+            on_sweep(number + 1, square)
+        if settled:
+            return SweepState(best, tuple(history), True, found)
+        state, heads = proposed, matched
+    return SweepState(best, tuple(history), False, found, (state, heads))
+
+
+def sweep(problem: AlignmentProblem, elements: Elements) -> tuple[float, dict[str, Element], dict[str, HeadMatch]]:
+    """The objective at these elements, and better ones. Reads each model once, a block at a time."""
+    now = dict(elements)
+    matched: dict[str, HeadMatch] = {}
+    square, on_stream = 0.0, _nothing(problem)
+    if problem.moves_stream:
+        square += problem.activation_term.missing(problem.stream, now[problem.stream])
+    for name in problem.blocks:
+        more, part = _visit(problem, name, now, matched)
+        trim_heap()
+        square, on_stream = square + more, on_stream + part
+    if problem.moves_stream:
+        now[problem.stream] = _nearest(problem, problem.stream, on_stream)
+    return square, now, matched
+
+
+def _visit(
+    problem: AlignmentProblem, name: str, now: dict[str, Element], matched: dict[str, HeadMatch]
+) -> tuple[float, Overlap]:
+    """Match one block; what the objective had there, and its overlap on the stream. Nothing of it stays behind."""
+    square, on_stream = 0.0, _nothing(problem)
+    for a, b in problem.pieces(name):
+        if name in problem.part.groups and name != problem.stream:
+            square += _match(problem, name, a, b, now, matched)
+        else:
+            square += squared_distance(a, problem.act(now), b)
+        if problem.moves_stream:
+            on_stream = on_stream + _stream_overlap(problem, a, b, now)
+    return square, on_stream
+
+
+def _match(
+    problem: AlignmentProblem,
+    name: str,
+    a: Tensors,
+    raw: Tensors,
+    now: dict[str, Element],
+    matched: dict[str, HeadMatch],
+) -> float:
+    """Give this space a better element, if there is one; what the objective had here before."""
+    elsewhere = problem.act({n: g for n, g in now.items() if n != name})
+    b = {n: elsewhere.tensor(n, t) for n, t in raw.items()}
+    before = problem.objective(name, now[name], a, b)
+    space = problem.arch.spaces[name]
+    proposed: Element
+    if isinstance(space, HeadSpace):
+        heads_a, heads_b = (attention_matrices(problem.arch, space, _float64(t)) for t in (a, b))
+        matched[name] = problem.matcher.match(heads_a, heads_b, space)
+        proposed = matched[name].element
+        check_element(problem, name, proposed)
+    else:
+        proposed = _nearest(problem, name, overlap(problem.arch, name, a, b, a, now[name]))
+    # With the stream held this is the one visit, and the distances of the stored weights decide afterwards.
+    if not problem.moves_stream or problem.objective(name, proposed, a, b) < before:
+        now[name] = proposed
+    return before
+
+
+def check_element(problem: AlignmentProblem, name: str, element: Element) -> None:
+    """Refuse an element outside the group of its space: it would change the function, however near it is."""
+    group = problem.part.groups[name]
+    if not group.contains(element):
+        raise VerificationError(
+            f"{name}: the element found is not in {group}, so it would change the function; nothing was written: "
+            "try --stage2 orthogonal, and please report the models"
+        )
+
+
+def _nothing(problem: AlignmentProblem) -> Overlap:
+    return Overlap.empty(problem.arch.stream.size, torch.zeros((), dtype=problem.dtype, device=problem.device))
+
+
+def _nearest(problem: AlignmentProblem, name: str, found: Overlap) -> Element:
+    benefit = problem.activation_term.benefit(name, found.primal)
+    return problem.part.groups[name].nearest(found.with_benefit(benefit))
+
+
+def _stream_overlap(problem: AlignmentProblem, a: Tensors, b: Tensors, now: Elements) -> Overlap:
+    """What this block adds to the overlap on the stream, with B's other spaces where they have moved to."""
+    others = problem.act({n: g for n, g in now.items() if n != problem.stream})
+    moved = {n: others.tensor(n, t) for n, t in b.items()}
+    return overlap(problem.arch, problem.stream, a, moved, moved, now[problem.stream], double=True)
+
+
+def _float64(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: t.to(torch.float64) for name, t in tensors.items()}

@@ -1,0 +1,117 @@
+"""Matchers that need no training: from the weights alone, or with the activations of unlabeled data.
+
+Each is a frozen choice. Its constructor only stores; `align` does the work. `ReferenceMatching`, the paper's own
+recipe, is in `reference`, `LearnedMatching` in `isobasin.learn`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from isobasin.alignment.attention import AttentionMatrices
+from isobasin.alignment.candidates import AlignOptions, align_by_descent
+from isobasin.alignment.heads import HeadDistance, HeadMatch, head_cost, match_heads, match_paired_heads
+from isobasin.alignment.linear import Method
+from isobasin.alignment.result import Alignment
+from isobasin.arch import HeadSpace
+from isobasin.groups.assignment import assign_grouped
+from isobasin.weights import Weights
+
+
+@dataclass(frozen=True)
+class WeightMatching:
+    """From the weights alone: exact head costs from Grams, and the global or Newton-polished optimum in each head."""
+
+    scope: str = "model"
+    stage2: Method = "full"
+    head_distance: HeadDistance = "complete"
+
+    def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
+        return align_by_descent(b, a, self.scope, self, options)
+
+    @property
+    def correlations(self) -> Mapping[str, Tensor]:
+        return {}
+
+    @property
+    def activation_weight(self) -> float:
+        return 0.0
+
+    def rough(self) -> "WeightMatching":
+        return replace(self, stage2="orthogonal")
+
+    def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:
+        return match_heads(a, b, heads, stage2=self.stage2, distance=self.head_distance)
+
+
+@dataclass(frozen=True)
+class ActivationMatching:
+    """With the activations of unlabeled data: a file of text, token ids or images, or a list of model inputs.
+
+    Attention scopes: Q, K and V of a layer are compared in the metric of what it reads, E[yyᵀ] over both models. Scopes
+    with units or the stream: correlations of activations between A and B are a term of the objective beside the
+    weights, `activation_weight` times as heavy as they are.
+    """
+
+    data: "str | Path | Sequence[Mapping[str, Tensor]]"
+    scope: str = "model"
+    stage2: Method = "full"
+    head_distance: HeadDistance = "complete"
+    activation_weight: float = 0.3
+    seed: int = 0
+
+    def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
+        return align_by_descent(b, a, self.scope, self.prepared(a, b), options)
+
+    def prepared(self, a: Weights, b: Weights) -> "ActivationHeadMatcher":
+        """Both models run on the data, and what this scope needs of their activations."""
+        from isobasin.alignment.activations import correlations, reading_roots, unlabeled_inputs
+
+        inputs = [unlabeled_inputs(self.data, model, seed=self.seed) for model in (a, b)]
+        if self.scope.endswith("attention"):
+            return self._matcher(roots=reading_roots(a, b, *inputs))
+        return self._matcher(correlations=correlations(a, b, inputs[0]))
+
+    def _matcher(
+        self, *, roots: Mapping[str, Tensor] | None = None, correlations: Mapping[str, Tensor] | None = None
+    ) -> "ActivationHeadMatcher":
+        return ActivationHeadMatcher(
+            roots or {}, correlations or {}, self.stage2, self.head_distance, self.activation_weight
+        )
+
+
+@dataclass(frozen=True)
+class ActivationHeadMatcher:
+    """Pairs heads with what activations say: `roots[layer]` is Σ^½ of what a layer reads, `correlations[space]` says
+    which coordinates of A and B go together."""
+
+    roots: Mapping[str, Tensor] = field(default_factory=dict)
+    correlations: Mapping[str, Tensor] = field(default_factory=dict)
+    stage2: Method = "full"
+    head_distance: HeadDistance = "complete"
+    activation_weight: float = 0.3
+
+    def rough(self) -> "ActivationHeadMatcher":
+        return replace(self, stage2="orthogonal")
+
+    def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:
+        if heads.name in self.correlations:
+            return self._match_correlated(a, b, heads, self.correlations[heads.name].to(a.q))
+        root = self.roots[heads.name].to(a.q)
+        return match_heads(a.weighted(root), b.weighted(root), heads, stage2=self.stage2, distance=self.head_distance)
+
+    def _match_correlated(
+        self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, correlation: Tensor
+    ) -> HeadMatch:
+        """Heads paired by weights and correlation together, each relative to its mean; then Stage 2 in place."""
+        if not heads.permutable:
+            return match_heads(a, b, heads, stage2=self.stage2)
+        cost = head_cost(a, b, heads, self.head_distance)
+        total = _relative(cost) + self.activation_weight * _relative(1 - correlation)
+        return match_paired_heads(a, b, heads, assign_grouped(total, heads.n_kv_heads), stage2=self.stage2)
+
+
+def _relative(cost: Tensor) -> Tensor:
+    return cost / cost.mean().clamp_min(1e-300)

@@ -1,0 +1,234 @@
+"""The alignment problem: two comparable models, the part of their symmetry that may move, and what is minimised.
+
+The objective is ‖A − g·B‖² between the normal forms of A and B; matching with activations adds a term per space. It
+splits into blocks: the tensors of one layer's heads or units, and those of the stream alone (embeddings and head).
+While the stream is held, blocks do not depend on each other.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isobasin.alignment.activation_term import ActivationTerm
+from isobasin.alignment.heads import HeadMatcher
+from isobasin.arch import Architecture, Term
+from isobasin.errors import ArchitectureError
+from isobasin.groups import Element, Overlap
+from isobasin.shapes import Float
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.coordinate import Coordinate
+from isobasin.symmetries.normal_form import NormalForm
+from isobasin.symmetries.symmetry import Symmetry, symmetry
+from isobasin.views import AsFloat64, Tensors
+from isobasin.weights import Weights
+
+Elements = Mapping[str, Element]
+WIDE = 2**24  # numbers in a block above which a moving stream is swept in float32, and with few sweeps
+CHUNK = 2**21  # numbers of each side that are in float64 at once
+
+
+# -- which models can be aligned ------------------------------------------------------------------------------------
+
+
+def check_comparable(a: Weights, b: Weights) -> None:
+    """The same family, sizes, tensors, positions and settings; anything else is the user's mistake."""
+    if a.arch.family != b.arch.family:
+        _refuse("family", a.arch.family, b.arch.family)
+    sizes_a, sizes_b = vars(a.arch.sizes), vars(b.arch.sizes)
+    for key, value in sizes_a.items():
+        if value != sizes_b[key]:
+            _refuse(key, value, sizes_b[key])
+    rotary = any(heads.rotary for heads in a.arch.heads())
+    if rotary and rotary_settings(a.config) != rotary_settings(b.config):
+        _refuse("rotary positions", rotary_settings(a.config), rotary_settings(b.config))
+    for name in a.arch.spaces:
+        if a.arch.spaces[name] != b.arch.spaces.get(name):
+            _refuse(f"space {name}", a.arch.spaces[name], b.arch.spaces.get(name))
+    for name in sorted(_weights(a) | _weights(b)):
+        if a.arch.shapes.get(name) != b.arch.shapes.get(name):
+            _refuse(f"tensor {name}", a.arch.shapes.get(name, "absent"), b.arch.shapes.get(name, "absent"))
+    for key, default in a.family.settings.items():
+        if a.config.get(key, default) != b.config.get(key, default):
+            _refuse(f"config.json: {key}", a.config.get(key, default), b.config.get(key, default))
+
+
+def _weights(model: Weights) -> set[str]:
+    return {name for name, pattern in model.arch.tensors.items() if not pattern.buffer}
+
+
+def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Base, type and scaling of rotary positions, whichever way a config.json spells them.
+
+    How many columns rotate is a size of the heads, and compared there.
+    """
+    table: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        table |= config.get(key) or {}
+    bases = (table.get("rope_theta"), config.get("rope_theta"), config.get("rotary_emb_base"))
+    base = next((value for value in bases if value is not None), 10000.0)
+    kind = table.get("rope_type", table.get("type", "default"))
+    rest = {k: v for k, v in table.items() if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")}
+    return {"base": float(base), "type": kind, **rest}
+
+
+def _refuse(what: str, a: object, b: object) -> None:
+    raise ArchitectureError(f"{what}: A has {a}, B has {b}; only models of the same architecture can be aligned")
+
+
+# -- the problem ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AlignmentProblem:
+    """Bring B closest to A with the elements and free coordinates of `part`; `matcher` pairs heads."""
+
+    a: Weights
+    b: Weights
+    part: Symmetry
+    matcher: HeadMatcher
+    device: torch.device
+
+    @property
+    def arch(self) -> Architecture:
+        return self.b.arch
+
+    @property
+    def stream(self) -> str:
+        return self.arch.stream.name
+
+    @cached_property
+    def moves_stream(self) -> bool:
+        return self.part.moves_stream
+
+    @cached_property
+    def wide(self) -> bool:
+        """Whether a sweep of a moving stream is so expensive that float32 and few sweeps must do."""
+        sizes = [sum(torch.Size(self.arch.shapes[n]).numel() for n in names) for names in self.arch.blocks.values()]
+        return self.moves_stream and max(sizes) > WIDE
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.wide else torch.float64
+
+    @cached_property
+    def coordinates(self) -> dict[str, Coordinate]:
+        """The free coordinates of the part that both models have free."""
+        a, b = AsFloat64(self.a, self.device), AsFloat64(self.b, self.device)
+        return {name: c for name, c in self.part.coordinates.items() if c.usable(a) and c.usable(b)}
+
+    @cached_property
+    def form_a(self) -> NormalForm:
+        return NormalForm(self.a, self.part, self.dtype, self.device, self.coordinates)
+
+    @cached_property
+    def form_b(self) -> NormalForm:
+        return NormalForm(self.b, self.part, self.dtype, self.device, self.coordinates)
+
+    @cached_property
+    def activation_term(self) -> ActivationTerm:
+        return ActivationTerm.of(self.matcher.correlations, self.matcher.activation_weight, self.form_a, self.form_b)
+
+    @property
+    def identity(self) -> dict[str, Element]:
+        return {name: group.identity() for name, group in self.part.groups.items()}
+
+    @property
+    def blocks(self) -> list[str]:
+        """The spaces whose tensors take part: all of them where the stream moves, else those that move themselves."""
+        every = [name for name, tensors in self.arch.blocks.items() if tensors]
+        return [name for name in every if self.moves_stream or name in self.part.groups]
+
+    def independent_parts(self) -> "list[AlignmentProblem]":
+        """Problems that do not depend on each other: one where the stream moves, one per layer where it is held."""
+        if self.moves_stream:
+            return [self]
+        layers: dict[int | None, list[str]] = {}
+        for name in self.part.groups:
+            layers.setdefault(self.arch.spaces[name].layer, []).append(name)
+        whole = symmetry(self.arch)
+        return [
+            AlignmentProblem(self.a, self.b, whole.restricted(names), self.matcher, self.device)
+            for names in layers.values()
+        ]
+
+    def pieces(self, space: str) -> Iterator[tuple[Tensors, Tensors]]:
+        """The tensors of a block of A and of B in normal form; tall ones a few rows at a time."""
+        return zip(self.form_a.pieces(space), self.form_b.pieces(space), strict=True)
+
+    def act(self, elements: Elements) -> Action:
+        return Action(self.arch, elements, in_type=True)
+
+    def objective(self, space: str, element: Element, a: Tensors, b: Tensors) -> float:
+        """What the block of this space adds to the objective, `b` moved by the other spaces already."""
+        square = squared_distance(a, self.act({space: element}), b)
+        return square + self.activation_term.missing(space, element)
+
+    def without_scales(self, elements: Elements) -> dict[str, Element]:
+        """The same elements between the models as they are: normal forms have their units balanced."""
+        return {
+            name: self.form_a.balance(name).inverse() @ g @ self.form_b.balance(name)
+            if self.arch.spaces[name].scales
+            else g
+            for name, g in elements.items()
+        }
+
+
+def squared_distance(a: Tensors, action: Action, b: Tensors) -> float:
+    """‖A − g·B‖² over the tensors of `b`."""
+    return sum(float((a[name] - action.tensor(name, t)).square_().sum(dtype=torch.float64)) for name, t in b.items())
+
+
+# -- overlaps, read off the patterns ------------------------------------------------------------------------------
+
+
+def overlap(
+    arch: Architecture,
+    space: str,
+    a: Tensors,
+    b: Tensors,
+    names: Iterable[str],
+    element: Element,
+    *,
+    double: bool = False,
+) -> Overlap:
+    """How A and B overlap on a space, summed over the tensors named; `b` is B moved by its other spaces already.
+
+    A tensor with two axes in this space is linearised: on each axis in turn, with `element` acting on the other.
+    `double` sums in float64 whatever the tensors are: in trained models a few directions hold most of the stream, and
+    once it is rotated the rounding of their sums, on every axis then, is larger than what the weak directions hold.
+    """
+    action = Action(arch, {space: element}, in_type=True)
+    total = Overlap.empty(element.n, next(iter(b.values())))
+    for name in names:
+        words = arch.tensors[name].roles[0].axes  # a tied tensor counts once: its roles agree
+        axes = [k for k, w in enumerate(words) if len(w.terms) == 1 and arch.space_of(w.terms[0]).name == space]
+        for axis in axes:
+            moved = b[name]
+            for other in axes:
+                moved = moved if other == axis else action.act(moved, other, words[other])
+            total = total + _axis_overlap(a[name], moved, axis, words[axis].terms[0], total, double)
+    return total
+
+
+def _axis_overlap(a: Tensor, b: Tensor, axis: int, term: Term, like: Overlap, double: bool) -> Overlap:
+    rows_a, rows_b = (x.movedim(axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
+    kind = "permuted" if term.magnitude else "dual" if term.dual else "primal"
+    fields = vars(Overlap.empty(len(rows_a), like.primal)) | {kind: _product(rows_a, rows_b, double)}
+    if kind != "permuted":
+        fields[f"{kind}_size"] = rows_b.square().sum(1)
+    return Overlap(**fields)
+
+
+def _product(x: Float[Tensor, "n k"], y: Float[Tensor, "n k"], double: bool) -> Float[Tensor, "n n"]:
+    """X Yᵀ, if asked in float64 and then a few columns at a time."""
+    if not double or x.dtype == torch.float64:
+        return x @ y.mT
+    step = max(1, CHUNK // max(1, len(x)))
+    total = torch.zeros(len(x), len(y), dtype=torch.float64, device=x.device)
+    for some_x, some_y in zip(x.split(step, dim=1), y.split(step, dim=1)):
+        total.addmm_(some_x.to(torch.float64), some_y.to(torch.float64).mT)
+    return total

@@ -1,0 +1,1 @@
+"""One file per group of related model types; each lists its records as `FAMILIES`."""

@@ -1,0 +1,80 @@
+"""GPT-2: learned positions, LayerNorm, fused QKV in Conv1D layout (inputs first), tied head by default."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
+from isobasin.arch.config import Fields
+from isobasin.arch.family import Family
+from isobasin.errors import ArchitectureError
+
+
+def gpt2(config: Mapping[str, Any]) -> Architecture:
+    c = Fields(config)
+    d, n_heads, n_layers = c.size("n_embd"), c.size("n_head"), c.size("n_layer")
+    vocab, n_positions = c.size("vocab_size"), c.size("n_positions", 1024)
+    d_ff = c.size("n_inner", 4 * d)
+    d_head = c.d_head(n_heads, d, key=None)
+    if c.flag("add_cross_attention", False):
+        raise ArchitectureError("config.json: add_cross_attention is true; only GPT-2 decoders are supported")
+    head = c.architecture.partition("For")[2]
+    bare = c.architecture == "GPT2Model"
+    classifier = head in ("SequenceClassification", "TokenClassification")
+    tied = not bare and not classifier and c.flag("tie_word_embeddings", True)
+    tensors = {
+        "transformer.wte.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid",
+        "transformer.wpe.weight": f".{n_positions} resid",
+        "transformer.h.{i}.attn.bias": "-",
+        "transformer.h.{i}.attn.masked_bias": "-",
+    }
+    modules = {
+        "transformer.h.{i}.attn.c_attn": "a{i}* qk{i}*+qk{i}+vo{i}",
+        "transformer.h.{i}.attn.c_proj": "vo{i}* resid",
+        "transformer.h.{i}.mlp.c_fc": "m{i}* ff{i}",
+        "transformer.h.{i}.mlp.c_proj": "ff{i}* resid",
+    }
+    if classifier:
+        modules["score" if head == "SequenceClassification" else "classifier"] = ". f*"
+    elif not bare and not tied:
+        tensors["lm_head.weight"] = f".{vocab} f*"
+    free = Sum("positions", (("transformer.wpe.weight", 0, None),), (("transformer.wte.weight", 0, None),))
+    return build(
+        family="gpt2",
+        positions="learned",
+        sizes=Sizes(n_layers, n_heads, n_heads, d, d_head, d_ff),
+        spaces=[
+            Space("resid", d, stream_kind("layer", tied=tied, bare=bare), stream=True),
+            Space("ff{i}", d_ff, units_kind(c.word("activation_function", "gelu_new"))),
+        ],
+        heads=HeadSpace("heads", n_heads, n_heads, d_head),
+        norms={
+            "a{i}": "layer(resid, transformer.h.{i}.ln_1)",
+            "m{i}": "layer(resid, transformer.h.{i}.ln_2)",
+            "f": "layer(resid, transformer.ln_f, exposed)" if bare else "layer(resid, transformer.ln_f)",
+        },
+        modules=modules,
+        tensors=tensors,
+        # Tied, the same vector added to every row would add a constant to all logits.
+        sums=() if tied else (free,),
+        aliases={"lm_head.weight": "transformer.wte.weight"} if tied else {},
+    )
+
+
+FAMILIES = (
+    Family(
+        "gpt2",
+        gpt2,
+        "GPT2LMHeadModel",
+        prefix="transformer.",
+        settings={
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+        },
+        example=(
+            "GPT-2 (tied)",
+            {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257},
+        ),
+    ),
+)

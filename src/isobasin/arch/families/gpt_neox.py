@@ -1,0 +1,100 @@
+"""GPT-NeoX and Pythia: partial rotary positions, QKV fused inside each head, parallel or sequential residual."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
+from isobasin.arch.config import Fields
+from isobasin.arch.family import Family
+
+_LAYER = "gpt_neox.layers.{i}"
+
+
+def gpt_neox(config: Mapping[str, Any]) -> Architecture:
+    c = Fields(config)
+    d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
+    d_ff, vocab = c.size("intermediate_size"), c.size("vocab_size")
+    d_head = c.d_head(n_heads, d, key=None)
+    fraction = c.fraction("rotary_pct", c.fraction("partial_rotary_factor", 0.25))
+    head = c.architecture.partition("For")[2]
+    bare = c.architecture == "GPTNeoXModel"
+    tied = head in ("CausalLM", "") and not bare and c.flag("tie_word_embeddings", False)
+    tensors = {
+        "gpt_neox.embed_in.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid",
+        f"{_LAYER}.attention.bias": "-",
+        f"{_LAYER}.attention.masked_bias": "-",
+        f"{_LAYER}.attention.rotary_emb.inv_freq": "-",
+    }
+    modules = {
+        f"{_LAYER}.attention.query_key_value": "(qk{i}*+qk{i}+vo{i}) a{i}*",
+        f"{_LAYER}.attention.dense": "resid vo{i}*",
+        f"{_LAYER}.mlp.dense_h_to_4h": "ff{i} m{i}*",
+        f"{_LAYER}.mlp.dense_4h_to_h": "resid ff{i}*",
+    }
+    if head == "SequenceClassification":
+        modules["score"] = ". f*"
+    elif head in ("TokenClassification", "QuestionAnswering"):
+        modules["classifier" if head == "TokenClassification" else "qa_outputs"] = ". f*"
+    elif not bare and not tied:
+        tensors["embed_out.weight"] = f".{vocab} f*"
+    parallel = c.flag("use_parallel_residual", True)
+    return build(
+        family="gpt_neox",
+        positions="rope",
+        sizes=Sizes(n_layers, n_heads, n_heads, d, d_head, d_ff),
+        spaces=[
+            Space("resid", d, stream_kind("layer", tied=tied, bare=bare), stream=True),
+            Space("ff{i}", d_ff, units_kind(c.word("hidden_act", "gelu"))),
+        ],
+        heads=HeadSpace("heads", n_heads, n_heads, d_head, int(d_head * fraction)),
+        norms={
+            "a{i}": f"layer(resid, {_LAYER}.input_layernorm)",
+            "m{i}": f"layer(resid, {_LAYER}.post_attention_layernorm)",
+            "f": f"layer(resid, gpt_neox.final_layer_norm{', exposed' if bare else ''})",
+        },
+        modules=modules,
+        tensors=tensors,
+        sums=tuple(_parallel_biases(i) for i in range(n_layers)) if parallel else (),
+        # Without a bias of its own, attention leaves its constants to the bias that is added beside it.
+        biases={}
+        if c.flag("attention_bias", True) or not parallel
+        else {
+            f"gpt_neox.layers.{i}.attention.dense.weight": f"gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias"
+            for i in range(n_layers)
+        },
+        aliases={"embed_out.weight": "gpt_neox.embed_in.weight"} if tied else {},
+    )
+
+
+def _parallel_biases(i: int) -> Sum:
+    """Both sublayers read the same stream and add to it: of their two output biases only the sum is seen."""
+    layer = f"gpt_neox.layers.{i}"
+    return Sum(
+        f"out{i}",
+        ((f"{layer}.attention.dense.bias", 0, None),),
+        ((f"{layer}.mlp.dense_4h_to_h.bias", 0, None),),
+    )
+
+
+FAMILIES = (
+    Family(
+        "gpt_neox",
+        gpt_neox,
+        "GPTNeoXForCausalLM",
+        prefix="gpt_neox.",
+        spellings=((r"^lm_head\.", "embed_out."),),
+        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "use_parallel_residual": True},
+        example=(
+            "Pythia 160M",
+            {
+                "model_type": "gpt_neox",
+                "hidden_size": 768,
+                "num_attention_heads": 12,
+                "num_hidden_layers": 12,
+                "intermediate_size": 3072,
+                "vocab_size": 50304,
+                "rotary_pct": 0.25,
+            },
+        ),
+    ),
+)

@@ -1,0 +1,86 @@
+"""Llama and Mistral: rotary positions, RMSNorm, grouped queries, gated feed-forward."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind
+from isobasin.arch.config import Fields
+from isobasin.arch.family import Family
+
+
+def llama(config: Mapping[str, Any]) -> Architecture:
+    c = Fields(config)
+    d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
+    d_head, d_ff, vocab = c.d_head(n_heads, d), c.size("intermediate_size"), c.size("vocab_size")
+    sizes = Sizes(c.size("num_hidden_layers"), n_heads, c.size("num_key_value_heads", n_heads), d, d_head, d_ff)
+    head = c.architecture.partition("For")[2]
+    bare = c.architecture.endswith("Model")
+    tied = c.flag("tie_word_embeddings", False) and head in ("CausalLM", "")
+    rotary = int(d_head * c.fraction("partial_rotary_factor", 1.0))
+    tensors = {
+        "model.embed_tokens.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid",
+        "model.layers.{i}.self_attn.rotary_emb.inv_freq": "-",
+    }
+    modules = {
+        "model.layers.{i}.self_attn.q_proj": "qk{i}:q* a{i}*",
+        "model.layers.{i}.self_attn.k_proj": "qk{i} a{i}*",
+        "model.layers.{i}.self_attn.v_proj": "vo{i} a{i}*",
+        "model.layers.{i}.self_attn.o_proj": "resid vo{i}:q*",
+        "model.layers.{i}.mlp.gate_proj": "|ff{i}| m{i}*",
+        "model.layers.{i}.mlp.up_proj": "ff{i} m{i}*",
+        "model.layers.{i}.mlp.down_proj": "resid ff{i}*",
+    }
+    if head in ("SequenceClassification", "TokenClassification"):
+        modules["score"] = ". f*"
+    elif not bare and not tied:
+        tensors["lm_head.weight"] = f".{vocab} f*"
+    return build(
+        family=c.word("model_type", "llama"),
+        positions="rope",
+        sizes=sizes,
+        spaces=[
+            Space("resid", d, stream_kind("rms", tied=tied, bare=bare), stream=True),
+            Space("ff{i}", d_ff, "scaled"),
+        ],
+        heads=HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, rotary),
+        norms={
+            "a{i}": "rms(resid, model.layers.{i}.input_layernorm)",
+            "m{i}": "rms(resid, model.layers.{i}.post_attention_layernorm)",
+            "f": "rms(resid, model.norm, exposed)" if bare else "rms(resid, model.norm)",
+        },
+        modules=modules,
+        tensors=tensors,
+        aliases={"lm_head.weight": "model.embed_tokens.weight"} if tied else {},
+    )
+
+
+_MISTRAL_7B: dict[str, Any] = {
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+}
+_LLAMA_2_7B = _MISTRAL_7B | {"model_type": "llama", "num_key_value_heads": 32, "intermediate_size": 11008}
+
+FAMILIES = (
+    Family(
+        "llama",
+        llama,
+        "LlamaForCausalLM",
+        prefix="model.",
+        settings={"hidden_act": "silu", "rms_norm_eps": 1e-6},
+        example=("Llama 2 7B", _LLAMA_2_7B),
+    ),
+    Family(
+        "mistral",
+        llama,
+        "MistralForCausalLM",
+        prefix="model.",
+        settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": 4096},
+        example=("Mistral 7B", _MISTRAL_7B),
+    ),
+)

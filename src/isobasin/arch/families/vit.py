@@ -1,0 +1,106 @@
+"""ViT: patches, a class token and learned positions, LayerNorm before each sublayer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
+from isobasin.arch.config import Fields
+from isobasin.arch.family import Family, ModelInputs
+from isobasin.errors import ArchitectureError
+
+_EMBED = "vit.embeddings"
+_LAYER = "vit.encoder.layer.{i}"
+
+
+def vit(config: Mapping[str, Any]) -> Architecture:
+    c = Fields(config)
+    d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
+    d_ff, d_head = c.size("intermediate_size", 4 * d), c.d_head(n_heads, d)
+    patch, channels = _pair(c, "patch_size", 16), c.size("num_channels", 3)
+    image = _pair(c, "image_size", 224)
+    n_positions = (image[0] // patch[0]) * (image[1] // patch[1]) + 1
+    bare = c.architecture == "ViTModel"
+    modules = {
+        f"{_EMBED}.patch_embeddings.projection": f"resid .{channels} .{patch[0]} .{patch[1]}",
+        f"{_LAYER}.attention.attention.query": "qk{i}* a{i}*",
+        f"{_LAYER}.attention.attention.key": "qk{i} a{i}*",
+        f"{_LAYER}.attention.attention.value": "vo{i} a{i}*",
+        f"{_LAYER}.attention.output.dense": "resid vo{i}*",
+        f"{_LAYER}.intermediate.dense": "ff{i} m{i}*",
+        f"{_LAYER}.output.dense": "resid ff{i}*",
+        "vit.pooler.dense": "?. f*",
+    }
+    if c.architecture == "ViTForMaskedImageModeling":
+        modules["decoder.0"] = ". f* .1 .1"
+    elif not bare:
+        modules["classifier"] = ". f*"
+    positions = f"{_EMBED}.position_embeddings"
+    patches = ((f"{_EMBED}.patch_embeddings.projection.bias", 0, None), (f"{_EMBED}.mask_token", 0, None))
+    return build(
+        family="vit",
+        positions="learned",
+        sizes=Sizes(n_layers, n_heads, n_heads, d, d_head, d_ff),
+        spaces=[
+            Space("resid", d, stream_kind("layer", bare=bare), stream=True),
+            Space("ff{i}", d_ff, units_kind(c.word("hidden_act", "gelu"))),
+        ],
+        heads=HeadSpace("heads", n_heads, n_heads, d_head),
+        norms={
+            "a{i}": f"layer(resid, {_LAYER}.layernorm_before)",
+            "m{i}": f"layer(resid, {_LAYER}.layernorm_after)",
+            "f": "layer(resid, vit.layernorm, exposed)" if bare else "layer(resid, vit.layernorm)",
+        },
+        modules=modules,
+        tensors={
+            f"{_EMBED}.cls_token": ".1 .1 resid",
+            f"{_EMBED}.mask_token": "?.1 .1 resid",
+            positions: f".1 .{n_positions} resid",
+        },
+        sums=(
+            Sum("cls", ((f"{_EMBED}.cls_token", 0, None),), ((positions, 0, 1),)),
+            Sum("patches", patches, ((positions, 1, None),)),
+        ),
+    )
+
+
+def _pair(c: Fields, key: str, default: int) -> tuple[int, int]:
+    """Height and width: one number for both, or two."""
+    value = c.config.get(key)
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int) for v in value):
+        return int(value[0]), int(value[1])
+    if isinstance(value, list | tuple):
+        raise ArchitectureError(f"config.json: {key} is {value!r}, expected a size or two")
+    return c.size(key, default), c.size(key, default)
+
+
+FAMILIES = (
+    Family(
+        "vit",
+        vit,
+        "ViTForImageClassification",
+        prefix="vit.",
+        # transformers keeps ViT under other names in memory than on disk; both are read.
+        spellings=(
+            (r"\blayers\.(\d+)\.attention\.q_proj\b", r"encoder.layer.\1.attention.attention.query"),
+            (r"\blayers\.(\d+)\.attention\.k_proj\b", r"encoder.layer.\1.attention.attention.key"),
+            (r"\blayers\.(\d+)\.attention\.v_proj\b", r"encoder.layer.\1.attention.attention.value"),
+            (r"\blayers\.(\d+)\.attention\.o_proj\b", r"encoder.layer.\1.attention.output.dense"),
+            (r"\blayers\.(\d+)\.mlp\.fc1\b", r"encoder.layer.\1.intermediate.dense"),
+            (r"\blayers\.(\d+)\.mlp\.fc2\b", r"encoder.layer.\1.output.dense"),
+            (r"(?<!encoder\.)\blayers\.(\d+)\.layernorm_", r"encoder.layer.\1.layernorm_"),
+        ),
+        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224},
+        inputs=ModelInputs(image_size=224),
+        optional_pooler=("ViTModel",),
+        example=(
+            "ViT base",
+            {
+                "model_type": "vit",
+                "architectures": ["ViTForImageClassification"],
+                "hidden_size": 768,
+                "num_attention_heads": 12,
+                "num_hidden_layers": 12,
+            },
+        ),
+    ),
+)

@@ -1,0 +1,166 @@
+"""Building and running the model of a checkpoint: Hugging Face families through transformers, our own directly.
+
+This is how a symmetry claim is checked: the outputs before and after, on inputs that use every part of the model.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isobasin.arch.config import Fields
+from isobasin.errors import ArchitectureError
+from isobasin.weights import Weights, load
+
+Inputs = dict[str, Tensor]
+OUTPUTS = (
+    "logits",
+    "prediction_logits",
+    "seq_relationship_logits",
+    "start_logits",
+    "end_logits",
+    "reconstruction",
+    "last_hidden_state",
+    "pooler_output",
+)
+
+
+def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int = 0) -> list[Inputs]:
+    """Single inputs for this model: token ids (and types), or pixels (and masked patches)."""
+    rng = torch.Generator().manual_seed(seed)
+    return [_one_input(weights, length, rng) for _ in range(n)]
+
+
+def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
+    config = {key: value for key, value in weights.config.items() if value is not None}  # null: the default
+    image = config.get("image_size", weights.family.inputs.image_size)
+    if image is not None:
+        height, width = image if isinstance(image, list | tuple) else (image, image)
+        channels = config.get("num_channels", config.get("n_channels", 3))
+        inputs = {"pixel_values": torch.randn(1, channels, height, width, generator=rng)}
+        if any(name.endswith("mask_token") for name in weights):
+            n_patches = next(s[1] for n, s in weights.arch.shapes.items() if n.endswith("position_embeddings")) - 1
+            inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
+        return inputs
+    vocab = int(config.get("vocab_size", config.get("d_vocab", 2)))
+    longest = [int(config[k]) for k in ("n_positions", "max_position_embeddings") if config.get(k)]
+    inputs = {"input_ids": torch.randint(vocab, (1, min([length, *longest])), generator=rng)}
+    if weights.family.inputs.token_types:
+        types = int(config.get("type_vocab_size", 2))
+        inputs["token_type_ids"] = torch.randint(types, inputs["input_ids"].shape, generator=rng)
+    return inputs
+
+
+def outputs(weights: Weights, inputs: Sequence[Inputs]) -> Tensor:
+    """Everything the model puts out on these inputs, flat, computed in float32."""
+    model = module_of(weights)
+    with torch.no_grad():
+        return torch.cat([_run(weights, model, one) for one in inputs])
+
+
+def record_reads(
+    weights: Weights, inputs: Iterable[Inputs], wanted: Mapping[str, str], add: Callable[[str, Tensor], None]
+) -> None:
+    """Run the model and hand over what some of its weights read: `wanted` maps a weight's name to a label."""
+    model = module_of(weights)
+    held = places(weights, model)
+    for weight, label in wanted.items():
+        module = model.get_submodule(held[weight].rpartition(".")[0])
+        module.register_forward_pre_hook(lambda _, args, label=label: add(label, args[0]))
+    with torch.no_grad():
+        for one in inputs:
+            _run(weights, model, one)
+
+
+def change(before: Tensor, after: Tensor) -> float:
+    """The largest change of outputs, relative to the largest output; infinite if anything is not a number."""
+    if not bool(torch.isfinite(after).all()):
+        return float("inf")
+    return float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
+
+
+def _run(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
+    if weights.family.own:
+        logits: Tensor = model(*inputs.values())
+        return logits.flatten()
+    found = model(**inputs)
+    return torch.cat([found[name].flatten() for name in OUTPUTS if found.get(name) is not None])
+
+
+def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
+    """The logits of a model, for a loss: (N, classes), or (N, T, vocabulary)."""
+    if weights.family.own:
+        x = inputs.get("input_ids", inputs.get("pixel_values"))
+        mask = inputs.get("attention_mask")
+        own: Tensor = model(x, None if mask is None else mask.bool())
+        return own
+    found = model(**inputs)
+    for name in ("logits", "prediction_logits"):
+        if found.get(name) is not None:
+            scores: Tensor = found[name]
+            return scores
+    raise ArchitectureError(f"{type(model).__name__} has no logits, so there is nothing to measure: give it a head")
+
+
+def places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
+    """The parameter of `model` that holds each tensor: names in memory may differ from those on disk."""
+    return dict(load(model, dict(weights.config)).names.on_disk)
+
+
+def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
+    """The model itself, in float32, ready to run: ours, or the class of transformers that config.json names.
+
+    `attention` is how transformers computes it: `eager` is the plain formula, `sdpa` is faster.
+    """
+    if not weights.family.own:
+        return _pretrained(weights, attention)
+    from isobasin.model import ModelConfig, Transformer
+
+    with torch.device("meta"):  # no random initialisation that is replaced at once
+        model = Transformer(ModelConfig.from_dict(dict(weights.config)))
+    model.to_empty(device="cpu").load_state_dict(weights.state_dict("float32"))
+    return model.eval()
+
+
+def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    name = Fields(weights.config).architecture or weights.family.model_class
+    kind = getattr(transformers, name, None)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if kind is None or not known:
+        raise ArchitectureError(
+            f"config.json: architectures names {name!r}, which transformers does not have; expected a class such as "
+            f"{weights.family.model_class}"
+        )
+    settings = {k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")}
+    options: dict[str, Any] = {}
+    if name in weights.family.optional_pooler:  # config.json does not say whether there is a pooler
+        options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
+    state = weights.state_dict("float32")
+    try:
+        model, report = kind.from_pretrained(
+            None,
+            config=transformers.AutoConfig.for_model(**settings),
+            state_dict=state,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # an odd configuration can make transformers raise anything
+        raise ArchitectureError(
+            f"config.json: transformers makes no {name} of it ({type(error).__name__}: {error!s:.160}); correct it"
+        ) from error
+    if report["missing_keys"]:  # initialised at random, they would be measured in place of the checkpoint
+        raise ArchitectureError(
+            f"{min(report['missing_keys'])}: transformers expects this tensor in a {name}, the checkpoint does not "
+            "have it: complete the folder or correct architectures in config.json"
+        )
+    model.config.use_cache = False  # nobody generates here, and a component that runs twice would fill it twice
+    ready: torch.nn.Module = model.eval()
+    return ready

@@ -1,0 +1,85 @@
+"""Group elements acting on tensors, as their patterns say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, Axis, HeadSpace, Term
+from isobasin.groups import Element
+from isobasin.views import Change
+
+
+@dataclass(frozen=True)
+class Action:
+    """The elements of some spaces of an architecture; spaces without one stay as they are.
+
+    Computed in float64. With `in_type`, elements of the stream and of units act in the type of the tensor: a sweep
+    over a wide model holds float32, and the next sweep measures what this one did.
+    """
+
+    arch: Architecture
+    elements: Mapping[str, Element]
+    in_type: bool = False
+
+    def changes(self) -> dict[str, Change]:
+        """How every tensor moves that a nontrivial element touches."""
+        moving = {name for name, element in self.elements.items() if not element.is_identity}
+        return {
+            name: lambda t, n=name: self.tensor(n, t[n])  # type: ignore[misc]
+            for name, pattern in self.arch.tensors.items()
+            for role in pattern.roles[:1]
+            if any(self.arch.space_of(term).name in moving for axis in role.axes for term in axis.terms)
+        }
+
+    def tensor(self, name: str, tensor: Tensor) -> Tensor:
+        """One tensor after the elements have acted. A tied one acts by its first role: its roles agree."""
+        for axis, words in enumerate(self.arch.tensors[name].roles[0].axes):
+            tensor = self.act(tensor, axis, words)
+        return tensor
+
+    def act(self, tensor: Tensor, axis: int, words: Axis) -> Tensor:
+        """Act on one axis: on the whole of it, on its blocks, or on the blocks inside each head."""
+        if not words.terms:
+            return tensor
+        actions = [self._element(term) for term in words.terms]
+        if all(g is None or g.is_identity for g in actions):
+            return tensor
+        if len(words.terms) == 1 and actions[0] is not None:
+            return actions[0].act_in_type(tensor, axis) if self.in_type else actions[0].act(tensor, axis)
+        if words.per_head:
+            return self._act_inside_heads(tensor, axis, words, actions)
+        sizes = [self.arch.term_size(term) for term in words.terms]
+        blocks = tensor.split(sizes, dim=axis)
+        return torch.cat([b if g is None else g.act(b, axis) for g, b in zip(actions, blocks)], dim=axis)
+
+    def _act_inside_heads(self, tensor: Tensor, axis: int, words: Axis, actions: list[Element | None]) -> Tensor:
+        """(heads × blocks × d) on one axis: gather each block over the heads, act, and put it back."""
+        space = self.arch.space_of(words.terms[0])
+        assert isinstance(space, HeadSpace)
+        split = tensor.unflatten(axis, (space.n_kv_heads, len(words.terms), space.d_head))
+        blocks = [block.flatten(axis, axis + 1) for block in split.unbind(axis + 1)]
+        moved = [b if g is None else g.act(b, axis) for g, b in zip(actions, blocks)]
+        heads = [m.unflatten(axis, (space.n_kv_heads, space.d_head)) for m in moved]
+        return torch.stack(heads, dim=axis + 1).flatten(axis, axis + 2)
+
+    def _element(self, term: Term) -> Element | None:
+        space = self.arch.space_of(term)
+        element = self.elements.get(space.name)
+        if element is None:
+            return None
+        if term.name in self.arch.faces:
+            element = element.face(self.arch.faces[term.name][1], queries=term.queries)
+        if term.magnitude:
+            element = element.permutation_part()
+        return element.dual() if term.dual else element
+
+    def ones_factor(self, space: str) -> float:
+        """What happens to the all-ones direction of a stream: permutations may turn it, rotations keep it."""
+        element = self.elements.get(space)
+        return 1.0 if element is None else element.ones_factor
+
+    def rotates(self, space: str) -> bool:
+        element = self.elements.get(space)
+        return element is not None and element.rotates

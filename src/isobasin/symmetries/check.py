@@ -1,0 +1,90 @@
+"""`check`: does the claimed group really leave this model's outputs alone, and is it as large as it can be?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from isobasin.runtime import change, outputs, random_inputs
+from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
+from isobasin.symmetries.norm_coordinates import NormCoordinate
+from isobasin.symmetries.symmetry import symmetry
+from isobasin.symmetries.transform import Transform, Value, scramble
+from isobasin.views import AsFloat64
+from isobasin.weights import Weights
+
+TOLERANCE_PER_LAYER = 1e-5  # float32
+EACH_SPACE_UP_TO = 100_000_000  # parameters; larger models draw all spaces of a kind at once
+
+
+@dataclass(frozen=True)
+class Check:
+    """How far random elements moved the outputs, by space, and the dimension test of one attention block."""
+
+    per_space: Mapping[str, float]
+    tolerance: float
+    nullity: Nullity
+    nullity_predicted: int
+
+    @property
+    def max_error(self) -> float:
+        return max(self.per_space.values(), default=0.0)
+
+    @property
+    def ok(self) -> bool:
+        return self.max_error <= self.tolerance and self.nullity.agrees_with(self.nullity_predicted)
+
+
+def check(weights: Weights, *, seed: int = 0) -> Check:
+    """Draw an element of every space, and values for every free coordinate; run the model before and after."""
+    inputs = random_inputs(weights, seed=seed)
+    before = outputs(weights, inputs)
+    drawn = scramble(weights, seed=seed)
+    per_space = {
+        label: change(before, outputs(part.apply(weights), inputs)) for label, part in _parts(drawn, weights).items()
+    }
+    predicted, measured = attention_nullity(weights, seed=seed)
+    return Check(per_space, TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers, measured, predicted)
+
+
+def _parts(drawn: Transform, weights: Weights) -> dict[str, Transform]:
+    """The drawn transform space by space (or kind by kind), and its free coordinates on their own."""
+    kinds: dict[str, list[str]] = {}
+    for name in drawn.elements:
+        label = name if weights.n_params <= EACH_SPACE_UP_TO else weights.arch.spaces[name].label
+        kinds.setdefault(label, []).append(name)
+    still = _own_gains(weights)
+    parts = {
+        label: replace(
+            drawn,
+            elements={n: drawn.elements[n] for n in names},
+            gauge=still if weights.arch.stream.name in names else {},
+        )
+        for label, names in kinds.items()
+    }
+    return parts | ({"free": replace(drawn, elements={})} if drawn.gauge else {})
+
+
+def _own_gains(weights: Weights) -> dict[str, Value]:
+    """Every norm with its own gain and shift as the target: what a rotation needs to pass through them."""
+    tensors = AsFloat64(weights)
+    norms = [c for c in symmetry(weights.arch).coordinates.values() if isinstance(c, NormCoordinate)]
+    return {c.name: Value(c.read(tensors), c.read(tensors)) for c in norms}
+
+
+def attention_nullity(weights: Weights, *, seed: int = 0) -> tuple[int, Nullity]:
+    """Predicted and measured nullity of a small attention block of this model's structure."""
+    heads = next(iter(weights.arch.heads()))
+    biased = [
+        any(weights.arch.bias_of(n) for n, *_, t in weights.arch.carriers(face) if t.dual is dual)
+        for face, dual in ((heads.qk, False), (heads.vo, True))
+    ]
+    block = small_block(
+        n_heads=heads.n_heads,
+        n_kv_heads=heads.n_kv_heads,
+        d_head=heads.d_head,
+        positions=weights.arch.positions,
+        rotary_dims=heads.rotary or None,
+        bias=biased[0],
+        out_bias=biased[1],
+        layout="interleaved" if heads.interleaved else "half",
+    )
+    return predicted_nullity(block), measured_nullity(block, seed=seed)

@@ -1,0 +1,122 @@
+"""Gauge coordinates: numbers of a checkpoint that its function does not see.
+
+A coordinate can be read, and set to any value by changes of the weights that leave the function as it is.
+With the group elements they are all the symmetries of a model; a `Transform` holds both.
+"""
+
+from abc import ABC, abstractmethod
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, Axis, HeadSpace
+from isobasin.symmetries.action import Action
+from isobasin.views import Change, Tensors
+
+SMALLEST_MEAN = 0.1
+"""β/γ must have a mean of at least this share of its size to stand for the bias that a reader lacks: what a reader
+carries there comes back with its rounding divided by this share, and float32 files must come back to 1e-6."""
+
+
+class Stage(IntEnum):
+    """The order in which coordinates are set: none disturbs the value of one that was set before it."""
+
+    READER_MEAN = 0
+    NORM = 1
+    KEY = 2
+    VALUE = 3
+    SUM = 4
+    WRITER_MEAN = 5
+
+
+class Coordinate(ABC):
+    """One free coordinate of an architecture: a vector, or a few, that can be chosen at will."""
+
+    stage: Stage
+    name: str
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """How many directions of the weights it makes free, beside those of the coordinates before it."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes that a value of it may have."""
+
+    @property
+    @abstractmethod
+    def touches(self) -> frozenset[str]:
+        """The tensors that setting it may change."""
+
+    @abstractmethod
+    def read(self, tensors: Tensors) -> Tensor:
+        """Its value in a model."""
+
+    @abstractmethod
+    def set(self, value: Tensor) -> dict[str, Change]:
+        """The changes that give it this value."""
+
+    @abstractmethod
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        """Its value after group elements have acted on a model in which it had this value."""
+
+    @abstractmethod
+    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        """A random value of the size of the present one, far from it, and harmless to precision."""
+
+    def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
+        """The value that brings this model closest to another one; in general simply the other one's value."""
+        return self.read(target)
+
+    def least(self, tensors: Tensors) -> Tensor:
+        """The value at which the tensors it touches are least; in general simply zero."""
+        return torch.zeros(self.shapes[0], dtype=torch.float64)
+
+    def usable(self, tensors: Tensors) -> bool:
+        """False for the rare models in which it is not free (such as one with a gain of zero)."""
+        return True
+
+
+# -- small linear algebra on an axis -------------------------------------------------------------------------------
+
+
+def along(vector: Tensor, weight: Tensor, axis: int) -> Tensor:
+    """The vector, shaped to multiply this axis of the weight."""
+    return vector.reshape([-1 if k == axis % weight.dim() else 1 for k in range(weight.dim())])
+
+
+def contract(weight: Tensor, axis: int, vector: Tensor) -> Tensor:
+    """The weight applied to a vector on this axis, flat."""
+    return (weight.movedim(axis, -1) @ vector).flatten()
+
+
+def add_outer(weight: Tensor, axis: int, rows: Tensor, vector: Tensor) -> Tensor:
+    """weight + rows ⊗ vector, with the vector on this axis and one number of `rows` for all others."""
+    moved = weight.movedim(axis, -1)
+    return (moved + rows.reshape(moved.shape[:-1])[..., None] * vector).movedim(-1, axis)
+
+
+def face_columns(arch: Architecture, axis: Axis, face: str, *, dual: bool | None = None) -> list[int]:
+    """The places on an axis that belong to a face, head by head (blocks may be fused, or fused inside heads)."""
+    sizes = [arch.term_size(term) for term in axis.terms]
+    wanted = [t.name == face and (dual is None or t.dual == dual) for t in axis.terms]
+    space = arch.space_of(axis.terms[0]) if axis.terms else None
+    repeat = space.n_kv_heads if axis.per_head and isinstance(space, HeadSpace) else 1
+    columns, start = [], 0
+    for _ in range(repeat):
+        for size, take in zip(sizes, wanted, strict=True):
+            stop = start + size // repeat
+            columns += list(range(start, stop)) if take else []
+            start = stop
+    return columns
+
+
+def has_mean(gain: Tensor, shift: Tensor) -> bool:
+    """Whether s = β/γ reaches far enough along the all-ones vector to carry a bias without losing digits."""
+    if bool((gain == 0).any()):
+        return False
+    s = shift / gain
+    return bool(s.mean().abs() > SMALLEST_MEAN * s.square().mean().sqrt())

@@ -1,0 +1,283 @@
+"""Components along the all-ones vector, which a LayerNorm removes: of what reads it, and of what writes before it."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, Axis, HeadSpace, Linear, Norm, Space, gain_is_free
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.coordinate import Coordinate, Stage, add_outer, contract, face_columns, has_mean
+from isobasin.views import Change, Tensors
+
+SMALLEST_GAIN = 0.02  # of the gains' own size
+
+
+@dataclass(frozen=True)
+class ReaderMean(Coordinate):
+    """The mean of each folded row Wγ: W + v (1/γ)ᵀ with b − v Σ β/γ changes nothing, as 1·LN(x) = 0.
+
+    A reader without a bias holds its constant Wβ in that mean. Then only `rows` are free whose constant is not
+    seen: keys without rotary positions (softmax cancels it), and values, whose constant the output projection's
+    bias takes over (`output`); and the coordinate is the constant itself, which no change of gain and shift moves.
+    """
+
+    reader: Linear
+    norm: Norm
+    has_shift: bool
+    folded: bool  # its gain is one whenever the mean is set
+    out_words: Axis
+    size: int
+    rows: tuple[int, ...]
+    value_rows: tuple[int, ...]
+    output: tuple[str, int, str] | None  # the output projection, its axis of heads, its bias
+    n_heads: tuple[int, int]
+    free_bias_rows: tuple[int, ...] = ()
+    stage = Stage.READER_MEAN
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"mean:{self.reader.weight}"
+
+    @property
+    def dim(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.size,),)
+
+    @property
+    def constant(self) -> bool:
+        return self.has_shift and self.reader.bias is None
+
+    @property
+    def touches(self) -> frozenset[str]:
+        names = {self.reader.weight}
+        if self.has_shift and self.reader.bias:
+            names.add(self.reader.bias)
+        if self.has_shift and self.output:
+            names.add(self.output[2])
+        return frozenset(names)
+
+    def read(self, tensors: Tensors) -> Tensor:
+        """Means (or constants) on the free rows, zero on the others."""
+        weight, gain = tensors[self.reader.weight], tensors[self.norm.gain]
+        vector = tensors[self.norm.shift] if self.constant else gain / len(gain)
+        value = contract(weight, self.reader.axis, vector)
+        return value * self._mask(value)
+
+    def usable(self, tensors: Tensors) -> bool:
+        """Not behind a gain that is close to zero somewhere, unless that is folded first: 1/γ would be enormous."""
+        gain = tensors[self.norm.gain]
+        level = self.folded or bool(gain.abs().min() > SMALLEST_GAIN * gain.square().mean().sqrt())
+        return level and (not self.constant or has_mean(gain, tensors[self.norm.shift]))
+
+    def without_folding(self) -> "ReaderMean":
+        """The same, where its norm keeps gain and shift."""
+        return replace(self, folded=False)
+
+    def _mask(self, like: Tensor) -> Tensor:
+        mask = torch.zeros_like(like)
+        mask[list(self.rows)] = 1
+        return mask
+
+    def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
+        weight, bias = self.reader.weight, self.reader.bias
+        return self._closing(tensors, target[weight] - tensors[weight], target[bias] - tensors[bias] if bias else None)
+
+    def least(self, tensors: Tensors) -> Tensor:
+        """Zero behind a gain of one. Behind another the reader is least elsewhere: without its mean it would be the
+        larger for every gain that is small."""
+        if self.folded:
+            return super().least(tensors)
+        bias = self.reader.bias
+        return self._closing(tensors, -tensors[self.reader.weight], -tensors[bias] if bias else None)
+
+    def _closing(self, tensors: Tensors, weight_gap: Tensor, bias_gap: Tensor | None) -> Tensor:
+        """The value that takes up most of a gap in weight and bias, by least squares: they move along (1/γ, −Σ β/γ)."""
+        inverse = 1 / tensors[self.norm.gain]
+        rest = contract(weight_gap, self.reader.axis, inverse)
+        size = inverse.square().sum()
+        slope = (tensors[self.norm.shift] * inverse).sum() if self.has_shift else torch.zeros_like(size)
+        if bias_gap is not None:
+            rest = rest - bias_gap * slope * ~self._bias_is_free(rest)
+            size = size + slope.square() * ~self._bias_is_free(rest)
+        step = rest / size * (slope if self.constant else 1)
+        return (self.read(tensors) + step) * self._mask(rest)
+
+    def _bias_is_free(self, like: Tensor) -> Tensor:
+        """Rows whose bias takes any value afterwards (keys, values): it does not count as distance."""
+        free = torch.zeros_like(like, dtype=torch.bool)
+        free[list(self.free_bias_rows)] = True
+        return free
+
+    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        size = value.square().mean().sqrt().clamp(min=0.02)
+        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64) * self._mask(value)
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        moved = action.act(value, 0, self.out_words)
+        return moved if self.constant else moved * action.ones_factor(self.norm.space)
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        def step(t: Tensors) -> Tensor:
+            missing = value.to(t[self.norm.gain].device) - self.read(t)
+            missing = missing * self._mask(missing)
+            return missing / slope(t) if self.constant else missing
+
+        def slope(t: Tensors) -> Tensor:
+            """How much each unit of the step adds to the outputs, on every input."""
+            return (t[self.norm.shift] / t[self.norm.gain]).sum()
+
+        def constant(t: Tensors) -> Tensor:
+            return step(t) * slope(t)
+
+        changes: dict[str, Change] = {
+            self.reader.weight: lambda t: add_outer(
+                t[self.reader.weight], self.reader.axis, step(t), 1 / t[self.norm.gain]
+            )
+        }
+        bias = self.reader.bias
+        if self.has_shift and bias:
+            changes[bias] = lambda t: t[bias] - constant(t)
+        if self.has_shift and self.output:
+            weight, axis, out_bias = self.output
+            changes[out_bias] = lambda t: (
+                t[out_bias]
+                - contract(t[weight], axis, spread_over_queries(constant(t)[list(self.value_rows)], self.n_heads))
+            )
+        return changes
+
+
+def spread_over_queries(values: Tensor, heads: tuple[int, int]) -> Tensor:
+    """A vector over kv heads, repeated for the query heads of each group."""
+    n_heads, n_kv = heads
+    return values.unflatten(0, (n_kv, -1)).repeat_interleave(n_heads // n_kv, dim=0).flatten()
+
+
+@dataclass(frozen=True)
+class WriterMean(Coordinate):
+    """The mean over the stream of what a tensor writes there: no LayerNorm behind it sees that."""
+
+    tensor: str
+    axis: int
+    words: tuple[Axis, ...]
+    shape: tuple[int, ...]
+    space: str
+    stage = Stage.WRITER_MEAN
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"write:{self.tensor}"
+
+    @property
+    def dim(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.shape,)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.tensor})
+
+    def read(self, tensors: Tensors) -> Tensor:
+        return tensors[self.tensor].mean(self.axis)
+
+    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        size = value.square().mean().sqrt().clamp(min=0.02)
+        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64)
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        for axis, words in enumerate(w for k, w in enumerate(self.words) if k != self.axis):
+            value = action.act(value, axis, words)
+        return value * action.ones_factor(self.space)
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        def change(t: Tensors) -> Tensor:
+            tensor = t[self.tensor]
+            target = value.to(tensor.device).unsqueeze(self.axis)
+            return tensor + (target - tensor.mean(self.axis, keepdim=True))
+
+        return {self.tensor: change}
+
+
+def reader_means(arch: Architecture) -> list[ReaderMean]:
+    found = []
+    for norm in arch.norms.values():
+        if norm.kind != "layer":
+            continue
+        has_shift = norm.shift in arch.tensors
+        for reader in arch.readers(norm.name):
+            if arch.tied(reader.weight):
+                continue
+            role = arch.tensors[reader.weight].roles[0]
+            assert reader.out_axis is not None
+            words = role.axes[reader.out_axis]
+            item = _reader_mean(arch, reader, norm, has_shift, words)
+            if item is not None:
+                found.append(item)
+    return found
+
+
+def _reader_mean(arch: Architecture, reader: Linear, norm: Norm, has_shift: bool, words: Axis) -> ReaderMean | None:
+    folded = gain_is_free(arch, norm)
+    assert reader.out_axis is not None
+    size = arch.shapes[reader.weight][reader.out_axis]
+    heads = next((s for s in map(arch.space_of, words.terms) if isinstance(s, HeadSpace)), None)
+    counts = (heads.n_heads, heads.n_kv_heads) if heads else (1, 1)
+    if reader.bias or not has_shift:
+        every = tuple(range(size))
+        free = _free_bias_rows(arch, heads, words) if heads else []
+        return ReaderMean(reader, norm, has_shift, folded, words, size, every, (), None, counts, tuple(free))
+    if heads is None:
+        return None
+    keys = free_key_rows(heads, face_columns(arch, words, heads.qk, dual=False))
+    values = face_columns(arch, words, heads.vo, dual=False)
+    output = output_projection(arch, heads) if values else None
+    values = values if output else []
+    if not keys and not values:
+        return None
+    rows = tuple(sorted(keys + values))
+    return ReaderMean(reader, norm, has_shift, folded, words, size, rows, tuple(values), output, counts)
+
+
+def _free_bias_rows(arch: Architecture, heads: HeadSpace, words: Axis) -> list[int]:
+    keys = free_key_rows(heads, face_columns(arch, words, heads.qk, dual=False))
+    values = face_columns(arch, words, heads.vo, dual=False) if output_projection(arch, heads) else []
+    return keys + values
+
+
+def free_key_rows(heads: HeadSpace, rows: list[int]) -> list[int]:
+    """Of the key rows, those whose constant the softmax cancels: all but the rotary columns of each head."""
+    return [row for k, row in enumerate(rows) if k % heads.d_head >= heads.rotary]
+
+
+def output_projection(arch: Architecture, heads: HeadSpace) -> tuple[str, int, str] | None:
+    """The tensor that reads the values of these heads, the axis it does so on, and its bias; None without one."""
+    for name, axis, words, term in arch.carriers(heads.vo):
+        if term.dual and len(words.terms) == 1 and len(arch.tensors[name].roles[0].axes) == 2:
+            bias = arch.bias_of(name)
+            return (name, axis, bias) if bias else None
+    return None
+
+
+def writer_means(arch: Architecture) -> list[WriterMean]:
+    """For every stream that only LayerNorms see; a tied tensor is seen by the head as well."""
+    found = []
+    for space in sorted({norm.space for norm in arch.norms.values()}):
+        kinds = {norm.kind for norm in arch.norms.values() if norm.space == space}
+        place = arch.spaces[space]
+        if kinds != {"layer"} or not isinstance(place, Space) or not place.stream:
+            continue
+        own = {n for norm in arch.norms.values() for n in (norm.gain, norm.shift)}
+        for writer in arch.writers(space):
+            if writer.weight in own or arch.tied(writer.weight):
+                continue
+            words = arch.tensors[writer.weight].roles[0].axes
+            shape = tuple(s for k, s in enumerate(arch.shapes[writer.weight]) if k != writer.axis)
+            found.append(WriterMean(writer.weight, writer.axis, words, shape, space))
+    return found

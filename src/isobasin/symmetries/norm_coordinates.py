@@ -1,0 +1,190 @@
+"""Gain and shift of a norm: (γ, β, W, b) → (γ/c, β/c, cW, b) and (β, b) → (β − δ, b + Wδ) change nothing."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, Axis, Linear, Norm, Term, gain_is_free
+from isobasin.errors import TransformError
+from isobasin.groups.group import signs, spread
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.coordinate import Coordinate, Stage, add_outer, along, contract, has_mean
+from isobasin.views import Change, Tensors
+
+
+@dataclass(frozen=True)
+class NormCoordinate(Coordinate):
+    """The rows of its value: the gain if it is free, then the shift if it is free.
+
+    Readers with a bias b: W' = W γ/γ', b' = b + Wβ − W'β'. Behind a LayerNorm a reader without one can still
+    keep its constant Wβ: its component along the all-ones vector carries it,
+    W' = (Wγ + v 1ᵀ)/γ' with v = (Wβ − Wγ s')/(1·s'), s' = β'/γ'. Given the gain alone, such a norm takes its
+    shift along, β' = γ' β/γ.
+    """
+
+    norm: Norm
+    space_size: int
+    readers: tuple[Linear, ...]
+    skip_bias: str | None
+    gain: bool
+    shift: bool
+    stage = Stage.NORM
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"norm:{self.norm.name}"
+
+    @property
+    def dim(self) -> int:
+        return self.space_size * (self.gain + self.shift)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        fewest = self.gain + (self.shift and not self.lacks_bias)
+        return tuple((rows, self.space_size) for rows in range(fewest, self.gain + self.shift + 1))
+
+    @property
+    def lacks_bias(self) -> bool:
+        return self.shift and any(r.bias is None for r in self.readers)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        own = {self.norm.gain} if self.gain else set()
+        own |= {self.norm.shift} if self.shift else set()
+        weights = {r.weight for r in self.readers if self.gain or r.bias is None}
+        biases = {r.bias for r in self.readers if r.bias and self.shift}
+        return frozenset(own | weights | biases | ({self.skip_bias} if self.skip_bias else set()))
+
+    def read(self, tensors: Tensors) -> Tensor:
+        gain = tensors[self.norm.gain]
+        rows = [gain] if self.gain else []
+        if self.shift:
+            shift = tensors[self.norm.shift]
+            if not self.lacks_bias or has_mean(gain, shift):
+                rows.append(shift)
+        return torch.stack(rows)
+
+    def canonical(self, value: Tensor) -> Tensor:
+        """Gain one; shift zero, or one where it stands in for a missing bias (the stream's group fixes 1)."""
+        rows = [torch.ones(self.space_size, dtype=torch.float64)] if self.gain else []
+        if len(value) > len(rows):
+            rows.append(torch.full((self.space_size,), float(self.lacks_bias), dtype=torch.float64))
+        return torch.stack(rows)
+
+    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        n = self.space_size
+        size = value[0].square().mean().sqrt().clamp(min=0.1)
+        rows = [signs(n, rng=rng) * spread(n, rng=rng) * size] if self.gain else []
+        if len(value) > len(rows):
+            noise = torch.randn(n, generator=rng, dtype=torch.float64)
+            if self.lacks_bias:  # s' keeps a mean that is large beside its spread
+                rows.append(rows[0] * (1 + 0.3 * noise))
+            else:
+                rows.append(0.3 * noise)
+        return torch.stack(rows)
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        rows = list(value)
+        if self.gain:
+            rows[0] = action.act(rows[0], 0, Axis((Term(self.norm.space, magnitude=True),)))
+        if len(rows) > self.gain:
+            rows[-1] = action.act(rows[-1], 0, Axis((Term(self.norm.space),)))
+        return torch.stack(rows)
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        target = _Target(self, value)
+        changes: dict[str, Change] = {}
+        if self.gain:
+            changes[self.norm.gain] = target.gain
+        if self.shift:
+            changes[self.norm.shift] = target.shift
+        for reader in self.readers:
+            if self.gain or (self.shift and reader.bias is None):
+                changes[reader.weight] = lambda t, r=reader: target.weight(t, r)  # type: ignore[misc]
+            if self.shift and reader.bias is not None:
+                changes[reader.bias] = lambda t, r=reader: target.bias(t, r)  # type: ignore[misc]
+        if self.skip_bias and self.shift:
+            changes[self.skip_bias] = target.skip
+        return changes
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The tensors of a norm and its readers once gain and shift have their new value."""
+
+    c: NormCoordinate
+    value: Tensor
+
+    def gain(self, t: Tensors) -> Tensor:
+        old = t[self.c.norm.gain]
+        if not self.c.gain:
+            return old
+        new = self.value[0].to(old.device)
+        return self._unfoldable(t, new) if bool((new == 0).any()) else new
+
+    def _unfoldable(self, t: Tensors, new: Tensor) -> Tensor:
+        """A zero gain is right only where no reader has anything in that column; elsewhere it stays folded."""
+        old = t[self.c.norm.gain]
+        seen = torch.zeros_like(new)
+        for r in self.c.readers:
+            folded = t[r.weight].movedim(r.axis, -1).flatten(0, -2) * old
+            seen = torch.maximum(seen, folded.abs().amax(0) / folded.abs().max().clamp(min=1e-300))
+        return torch.where((new == 0) & (seen > 1e-6), torch.ones_like(new), new)
+
+    def shift(self, t: Tensors) -> Tensor:
+        if len(self.value) > self.c.gain:
+            return self.value[-1].to(t[self.c.norm.shift].device)
+        return self.gain(t) * _ratio(t[self.c.norm.shift], t[self.c.norm.gain], self.c.norm)
+
+    def weight(self, t: Tensors, r: Linear) -> Tensor:
+        weight, old, new = t[r.weight], t[self.c.norm.gain], self.gain(t)
+        if r.bias is None and self.c.shift and len(self.value) > self.c.gain:
+            slope = _ratio(self.shift(t), new, self.c.norm)
+            constant = contract(weight, r.axis, t[self.c.norm.shift])
+            folded = weight * along(old, weight, r.axis)
+            v = (constant - contract(folded, r.axis, slope)) / slope.sum()
+            weight = add_outer(folded, r.axis, v, torch.ones_like(old))
+            return weight / along(new, weight, r.axis)
+        hidden = new == 0
+        factor = torch.where(hidden, torch.ones_like(new), old / torch.where(hidden, torch.ones_like(new), new))
+        return weight * along(factor, weight, r.axis)
+
+    def bias(self, t: Tensors, r: Linear) -> Tensor:
+        assert r.bias is not None
+        before = contract(t[r.weight], r.axis, t[self.c.norm.shift])
+        after = contract(self.weight(t, r) if self.c.gain else t[r.weight], r.axis, self.shift(t))
+        return t[r.bias] + before - after
+
+    def skip(self, t: Tensors) -> Tensor:
+        assert self.c.skip_bias is not None
+        return t[self.c.skip_bias] + t[self.c.norm.shift] - self.shift(t)
+
+
+def _ratio(shift: Tensor, gain: Tensor, norm: Norm) -> Tensor:
+    if bool(((gain == 0) & (shift != 0)).any()):
+        raise TransformError(
+            f"{norm.module}: a gain of zero with a shift that its readers can not absorb; "
+            "set that shift to zero or give the readers a bias"
+        )
+    return torch.where(gain == 0, torch.zeros_like(shift), shift / torch.where(gain == 0, torch.ones_like(gain), gain))
+
+
+def norm_coordinates(arch: Architecture) -> list[NormCoordinate]:
+    """Every norm whose gain or shift is free in this checkpoint."""
+    found = []
+    for norm in arch.norms.values():
+        readers = arch.readers(norm.name)
+        skip_bias = arch.bias_of(f"{norm.skip}.weight") if norm.skip else None
+        gain = gain_is_free(arch, norm)
+        biased = all(r.bias for r in readers) and (not norm.skip or skip_bias is not None)
+        shift = (
+            norm.shift in arch.tensors
+            and bool(readers)
+            and not norm.exposed
+            and (biased or (gain and norm.kind == "layer"))
+        )
+        if gain or shift:
+            size = arch.term_size(Term(norm.space))
+            found.append(NormCoordinate(norm, size, readers, skip_bias, gain, shift))
+    return found

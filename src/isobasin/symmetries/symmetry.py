@@ -1,0 +1,212 @@
+"""The symmetry group of a model: its group elements and its free coordinates, with a scope, printable."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, TypeGuard
+
+from isobasin.arch import Architecture, HeadSpace, Norm, Space
+from isobasin.errors import IsobasinError
+from isobasin.groups import (
+    GL,
+    Group,
+    Heads,
+    MonomialGroup,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Product,
+    RotaryCommutant,
+    Trivial,
+)
+from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, value_biases
+from isobasin.symmetries.coordinate import Coordinate
+from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, writer_means
+from isobasin.symmetries.norm_coordinates import norm_coordinates
+
+# Which spaces a scope lets move. A scope other than `model` holds the stream fixed.
+SCOPES = ("first-attention", "all-attention", "first-block", "model")
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """All changes of a model's weights, of this scope, that leave its function as it is.
+
+    >>> print(symmetry(load("runs/seed0")))  # doctest: +SKIP
+    O(256) × 6·[S8 ≀ (H32 × GL32)] × 6·ℝ*≀S1024, dimension 89,472 + 3,328 free directions
+    """
+
+    arch: Architecture
+    groups: Mapping[str, Group]
+    coordinates: Mapping[str, Coordinate]
+
+    @property
+    def element_dim(self) -> int:
+        return sum(group.dim for group in self.groups.values())
+
+    @property
+    def free_dim(self) -> int:
+        return sum(coordinate.dim for coordinate in self.coordinates.values())
+
+    @property
+    def dim(self) -> int:
+        """How many directions of the weights the function does not see."""
+        return self.element_dim + self.free_dim
+
+    @property
+    def formula(self) -> str:
+        """The product of the groups, equal factors counted: `O(256) × 6·[S8 ≀ (H32 × GL32)]`."""
+        counted = Counter(str(group) for group in self.groups.values())
+        terms = [_times(n, text) for text, n in counted.items() if text != "1"]
+        return " × ".join(terms) or "1"
+
+    def __str__(self) -> str:
+        return f"{self.formula}, dimension {self.element_dim:,} + {self.free_dim:,} free directions"
+
+    def scoped(self, scope: str) -> "Symmetry":
+        """The part of this symmetry that changes only the tensors of a scope."""
+        if scope not in SCOPES:
+            raise IsobasinError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
+        return self if scope == "model" else self.restricted(self._spaces(scope))
+
+    def restricted(self, spaces: Collection[str]) -> "Symmetry":
+        """The part that moves these spaces, and the free coordinates that touch nothing beyond them."""
+        tensors = self._tensors(spaces)
+        chosen = {name: c for name, c in self.coordinates.items() if c.touches <= tensors}
+        return Symmetry(
+            self.arch,
+            {name: group for name, group in self.groups.items() if name in spaces},
+            {name: c.without_folding() if _reads_unfolded(c, chosen) else c for name, c in chosen.items()},
+        )
+
+    @property
+    def moves_stream(self) -> bool:
+        return self.arch.stream.name in self.groups
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """Every tensor that an element or a free coordinate of it may change."""
+        touched = {
+            name
+            for name, pattern in self.arch.tensors.items()
+            for role in pattern.roles
+            for axis in role.axes
+            for term in axis.terms
+            if self.arch.space_of(term).name in self.groups
+        }
+        return frozenset(touched.union(*(c.touches for c in self.coordinates.values())))
+
+    def _spaces(self, scope: str) -> set[str]:
+        layered = [space for space in self.arch.spaces.values() if space.layer is not None]
+        first = min((space.layer for space in layered if space.layer is not None), default=0)
+        if scope == "first-block":
+            return {space.name for space in layered if space.layer == first}
+        heads = [space for space in layered if space.role == "heads"]
+        return {space.name for space in heads if scope == "all-attention" or space.layer == first}
+
+    def _tensors(self, spaces: Collection[str]) -> set[str]:
+        """Tensors with an axis in one of these spaces, their biases, and for a block the norms only it reads."""
+        arch = self.arch
+        weights = {
+            name
+            for name, pattern in arch.tensors.items()
+            for role in pattern.roles
+            for axis in role.axes
+            for term in axis.terms
+            if arch.space_of(term).name in spaces
+        }
+        biases = {bias for bias in map(arch.bias_of, weights) if bias}
+        block = any(arch.spaces[name].role == "units" for name in spaces)
+        norms = [n for n in arch.norms.values() if block and self._read_only_by(n, weights)]
+        return weights | biases | {t for n in norms for t in (n.gain, n.shift)}
+
+    def _read_only_by(self, norm: Norm, weights: set[str]) -> bool:
+        return all(reader.weight in weights for reader in self.arch.readers(norm.name))
+
+
+class Described(Protocol):
+    """Anything with an architecture: the weights of a model."""
+
+    @property
+    def arch(self) -> Architecture: ...
+
+
+def symmetry(model: Architecture | Described) -> Symmetry:
+    """The whole symmetry of a model, or of a bound architecture."""
+    return _symmetry(model if isinstance(model, Architecture) else model.arch)
+
+
+@lru_cache(maxsize=16)
+def _symmetry(arch: Architecture) -> Symmetry:
+    groups = {name: group_of(space) for name, space in arch.spaces.items() if _in_use(arch, name)}
+    return Symmetry(arch, groups, coordinates(arch))
+
+
+def coordinates(arch: Architecture) -> dict[str, Coordinate]:
+    """Every free coordinate of a bound architecture, by name, in the order in which they are set."""
+    found: list[Coordinate] = [
+        *reader_means(arch),
+        *norm_coordinates(arch),
+        *key_biases(arch),
+        *value_biases(arch),
+        *sum_shares(arch),
+        *writer_means(arch),
+    ]
+    return {c.name: c for c in sorted(found, key=lambda c: c.stage)}
+
+
+def _times(n: int, text: str) -> str:
+    if n == 1:
+        return text
+    return f"{n}·[{text}]" if " " in text else f"{n}·{text}"
+
+
+def _in_use(arch: Architecture, space: str) -> bool:
+    return any(
+        arch.space_of(term).name == space
+        for pattern in arch.tensors.values()
+        for role in pattern.roles
+        for axis in role.axes
+        for term in axis.terms
+    )
+
+
+def _reads_unfolded(coordinate: Coordinate, chosen: Mapping[str, Coordinate]) -> TypeGuard[ReaderMean]:
+    """A reader's mean in a scope that leaves the norm in front of it as it is."""
+    return isinstance(coordinate, ReaderMean) and f"norm:{coordinate.norm.name}" not in chosen
+
+
+def heads_group(space: HeadSpace) -> Heads:
+    return Heads(space.n_kv_heads, space.group_size, _qk_group(space), GL(space.d_head), space.permutable)
+
+
+def group_of(space: Space | HeadSpace) -> Group:
+    """The group that acts on a space."""
+    if isinstance(space, HeadSpace):
+        return heads_group(space)
+    match space.kind:
+        case "fixed":
+            return Trivial(space.size)
+        case "orthogonal":
+            return Orthogonal(space.size)
+        case "orthogonal1":
+            return OrthogonalFixingOnes(space.size)
+        case "permutation":
+            return MonomialGroup(space.size)
+        case "permutation±":
+            return MonomialGroup(space.size, "global")
+        case "signed":
+            return MonomialGroup(space.size, "signs")
+        case "positive":
+            return MonomialGroup(space.size, "positive")
+        case "scaled":
+            return MonomialGroup(space.size, "nonzero")
+
+
+def _qk_group(space: HeadSpace) -> Group:
+    """Rotary columns leave H, the others GL: the paper's central claim, and both side by side where partial."""
+    rotary = RotaryCommutant(space.rotary, space.interleaved) if space.rotary else None
+    plain = GL(space.d_head - space.rotary) if space.rotary < space.d_head else None
+    if rotary and plain:
+        return Product((rotary, plain))
+    return rotary or plain  # type: ignore[return-value]

@@ -1,0 +1,208 @@
+"""A change of weights that keeps the function: group elements, and values for the free coordinates.
+
+It acts in three steps: gains and shifts are folded away, the elements act, and the free coordinates receive their
+target values. Without a gauge part it is a plain linear action.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, HeadSpace, Norm, Space, identity_fields
+from isobasin.errors import TransformError
+from isobasin.groups import Element
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.coordinate import Coordinate, Stage
+from isobasin.symmetries.norm_coordinates import NormCoordinate
+from isobasin.symmetries.symmetry import Symmetry, group_of, symmetry
+from isobasin.views import AsFloat64, Change, Tensors, View, chain
+from isobasin.weights import Weights
+
+
+@dataclass(frozen=True)
+class Value:
+    """A free coordinate before and after, in the frames of source and target."""
+
+    before: Tensor
+    after: Tensor
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Elements by space and values by coordinate. Immutable; `b @ a` is first a, then b.
+
+    Coordinates hold values, not differences, so a transform applies to any model of its architecture.
+    """
+
+    family: str
+    spaces: Mapping[str, Space | HeadSpace]
+    elements: Mapping[str, Element] = field(default_factory=dict)
+    gauge: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """True if it rounds nothing in any type: permutations and signs, and no free coordinate."""
+        return not self.gauge and all(element.exact for element in self.elements.values())
+
+    def apply(self, weights: Weights, *, device: torch.device | None = None) -> Weights:
+        """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched."""
+        whole = symmetry(weights.arch)
+        self.check(whole, weights)
+        stages = self._stages(whole, weights.arch)
+        tensors: Tensors = AsFloat64(weights, device)
+        for stage in stages:
+            tensors = View(tensors, stage)
+        changed = frozenset(name for stage in stages for name in stage)
+        return replace(
+            weights,
+            tensors=_Changed(weights, tensors, changed),
+            changed=weights.changed | changed,
+            exact=weights.exact and (self.exact or not changed),
+        )
+
+    def _stages(self, whole: Symmetry, arch: Architecture) -> list[dict[str, Change]]:
+        """Fold, act, set: each a set of changes over what the one before made; empty ones left out."""
+        chosen = [whole.coordinates[name] for name in self.gauge]
+        norms = [c for c in chosen if isinstance(c, NormCoordinate)]
+        fold = chain(*(c.set(c.canonical(self.gauge[c.name].after)) for c in norms))
+        targets = [chain(*(c.set(self.gauge[c.name].after) for c in chosen if c.stage == stage)) for stage in Stage]
+        stages = [fold, Action(arch, self.elements).changes(), *targets]
+        return [stage for stage in stages if stage]
+
+    def check(self, whole: Symmetry, weights: Weights) -> None:
+        """Refuse a model of another architecture, elements outside their group, a rotation behind a gain."""
+        if (self.family, dict(self.spaces)) != (weights.arch.family, dict(weights.arch.spaces)):
+            raise TransformError(
+                f"the transform is for a {self.family} model with {_words(self.spaces)}, the model is "
+                f"{weights.arch.family} with {_words(weights.arch.spaces)}; use a transform made for this architecture"
+            )
+        for name in self.gauge:
+            if name not in whole.coordinates:
+                raise TransformError(
+                    f"coordinate {name}: not free in this model (a bias or norm of the transform's model is missing)"
+                )
+        for name, value in self.gauge.items():
+            shapes = whole.coordinates[name].shapes
+            if not (value.before.shape == value.after.shape and tuple(value.after.shape) in shapes):
+                raise TransformError(
+                    f"coordinate {name}: the transform holds shape {tuple(value.after.shape)}, expected "
+                    f"{' or '.join(map(str, shapes))} in this model; make the transform again"
+                )
+        self.check_elements()
+        action = Action(weights.arch, self.elements)
+        for norm in weights.arch.norms.values():
+            if action.rotates(norm.space) and f"norm:{norm.name}" not in self.gauge:
+                _check_constant(norm, weights)
+
+    def check_elements(self) -> None:
+        """Every element lies in the group of its space, and every number is finite."""
+        for name, element in self.elements.items():
+            if name not in self.spaces:
+                raise TransformError(f"element {name}: no such space in family {self.family}")
+            group = group_of(self.spaces[name])
+            if not group.contains(element):
+                raise TransformError(
+                    f"element {name}: not in {group} (wrong size, not finite, or too badly conditioned); "
+                    "make the transform again"
+                )
+        for name, value in self.gauge.items():
+            if not (torch.isfinite(value.before).all() and torch.isfinite(value.after).all()):
+                raise TransformError(f"coordinate {name}: not finite; make the transform again")
+
+    def inverse(self) -> "Transform":
+        """Back again: inverse elements, and each coordinate to the value it came from."""
+        return replace(
+            self,
+            elements={name: g.inverse() for name, g in self.elements.items()},
+            gauge={name: Value(v.after, v.before) for name, v in self.gauge.items()},
+        )
+
+    def compose(self, first: "Transform", arch: Architecture) -> "Transform":
+        """`first`, then this one: elements multiply, the last target wins; what only one of them sets is carried
+        through the other's elements.
+
+        The function is always that of the two in turn. The weights are too, unless this one sets a coordinate that
+        moves a later one which only `first` sets: that one then keeps the value `first` gave it.
+        """
+        if (self.family, dict(self.spaces)) != (first.family, dict(first.spaces)):
+            raise TransformError("transforms of two different architectures do not compose")
+        elements = dict(first.elements)
+        for name, g in self.elements.items():
+            elements[name] = g @ elements[name] if name in elements else g
+        free = symmetry(arch).coordinates
+        back = Action(arch, {name: g.inverse() for name, g in first.elements.items()})
+        onward = Action(arch, self.elements)
+        gauge: dict[str, Value] = {}
+        for name in [*first.gauge, *(n for n in self.gauge if n not in first.gauge)]:
+            before = (
+                first.gauge[name].before
+                if name in first.gauge
+                else free[name].transported(self.gauge[name].before, back)
+            )
+            after = (
+                self.gauge[name].after
+                if name in self.gauge
+                else free[name].transported(first.gauge[name].after, onward)
+            )
+            gauge[name] = Value(before, after)
+        return replace(self, elements=elements, gauge=gauge)
+
+    def header(self) -> dict[str, Any]:
+        """The architecture this is for, as plain data."""
+        return {"family": self.family, "spaces": {name: identity_fields(space) for name, space in self.spaces.items()}}
+
+
+class _Changed(Mapping[str, Tensor]):
+    """Changed tensors from the views, the others bitwise from the source."""
+
+    def __init__(self, source: Tensors, moved: Tensors, changed: frozenset[str]) -> None:
+        self._source, self._moved, self._changed = source, moved, changed
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._moved[name] if name in self._changed else self._source[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+
+def scramble(weights: Weights, *, scope: str = "model", seed: int) -> Transform:
+    """A random element of the whole symmetry of a scope: every free coordinate gets another value too."""
+    part = symmetry(weights.arch).scoped(scope)
+    tensors = AsFloat64(weights)
+    rng = torch.Generator().manual_seed(seed)
+    elements = {
+        name: group.sample(seed=int(torch.randint(2**62, (), generator=rng))) for name, group in part.groups.items()
+    }
+    gauge = {name: _drawn(c, tensors, rng) for name, c in part.coordinates.items() if c.usable(tensors)}
+    return Transform(weights.arch.family, dict(weights.arch.spaces), elements, gauge)
+
+
+def _drawn(coordinate: Coordinate, tensors: Tensors, rng: torch.Generator) -> Value:
+    before = coordinate.read(tensors)
+    return Value(before, coordinate.sample(before, rng))
+
+
+def _check_constant(norm: Norm, weights: Weights) -> None:
+    gain = weights[norm.gain]
+    shift = weights[norm.shift] if norm.shift in weights.arch.tensors else torch.zeros(1)
+    if not (bool((gain == gain[0]).all()) and bool((shift == shift[0]).all())):
+        raise TransformError(
+            f"{norm.gain}: the transform rotates {norm.space}, but this gain or its shift is not folded; "
+            f"add the coordinate norm:{norm.name} or normalise the model first"
+        )
+
+
+def _words(spaces: Mapping[str, Space | HeadSpace]) -> str:
+    attention = [space for space in spaces.values() if isinstance(space, HeadSpace)]
+    stream = next((space for space in spaces.values() if isinstance(space, Space) and space.stream), None)
+    heads = attention[0] if attention else None
+    count = f"{heads.n_heads}/{heads.n_kv_heads} heads of {heads.d_head}" if heads else "no heads"
+    groups = [str(group_of(space)) for space in (stream, heads) if space is not None]
+    width = stream.size if stream else "?"
+    return f"{len(attention)} layers, width {width}, {count}, groups {' and '.join(groups)}"
