@@ -65,12 +65,8 @@ class FlatModel:
 
     def part(self, vector: Tensor, name: str) -> Tensor:
         """The part of a vector that holds one parameter, as a view in the shape of the parameter."""
-        shape = self._shapes[name]
+        shape = self.module.get_parameter(name).shape
         return vector[self.offsets[name] : self.offsets[name] + shape.numel()].view(shape)
-
-    @cached_property
-    def _shapes(self) -> dict[str, torch.Size]:
-        return {name: parameter.shape for name, parameter in self.module.named_parameters()}
 
     @cached_property
     def places(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from isobasin.arch import Architecture
 from isobasin.path.curve import Curve
@@ -134,10 +134,10 @@ def _mixed(
         # the skip connection) keep the interpolated weights.
         recorded: list[Tensor] = []
         point_to(start)
-        with _output_hook(writer, recorded.append):
+        with writer.register_forward_hook(lambda _, args, out: recorded.append(out)):
             plain(*args, **kwargs)
         point_to(end)
-        with _output_hook(writer, lambda out: recorded[0].lerp(out, lam())):
+        with writer.register_forward_hook(lambda _, args, out: recorded[0].lerp(out, lam())):
             result = plain(*args, **kwargs)
         point_to(model.buffer)
         return result
@@ -148,15 +148,6 @@ def _mixed(
     finally:
         owner.forward = plain
         point_to(model.buffer)
-
-
-@contextmanager
-def _output_hook(module: nn.Module, hook: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    handle = module.register_forward_hook(lambda _, args, out: hook(out))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _common_module(modules: Sequence[str]) -> str:
