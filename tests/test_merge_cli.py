@@ -16,9 +16,7 @@ import tiny
 from isobasin.cli import run
 from isobasin.cli.merging import merge_lines
 from isobasin.errors import IsobasinError
-from isobasin.merging import read_recipe
-from isobasin.merging.document import parse_recipe
-from isobasin.merging.recipe import Recipe
+from isobasin.merging.recipe import MergeRecipe, parse_recipe, read_recipe
 from refusals import check_refused, everything
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,11 +191,11 @@ GOOD = "models:\n- model: a\n- model: b\nmerge_method: linear\n"
 
 
 def test_what_a_file_means() -> None:
-    assert parse_recipe(GOOD, "f") == Recipe(("a", "b"), align=True)
+    assert parse_recipe(GOOD, "f") == MergeRecipe(("a", "b"), align=True)
     slerp = parse_recipe(
         "models: [{model: a}]\nbase_model: b\nmerge_method: slerp\nparameters: {t: 0.3}\nalign: false\n", "f"
     )
-    assert slerp == Recipe(("a", "b"), method="slerp", t=0.3, to=1)
+    assert slerp == MergeRecipe(("a", "b"), method="slerp", t=0.3, to=1)
     assert slerp.shares == (0.3, 0.7)
     full = parse_recipe(
         "models:\n- {model: a, parameters: {weight: 1e-3}}\n- model: b\nmerge_method: linear\nbase_model: b\n"
@@ -205,7 +203,7 @@ def test_what_a_file_means() -> None:
         "align: {scope: first-attention, matcher: reference, to: 1}\n",
         "f",
     )
-    assert full == Recipe(
+    assert full == MergeRecipe(
         ("a", "b"),
         (1e-3, 2.0),
         normalize=False,

@@ -14,12 +14,11 @@ from isobasin.checkpoint import open_checkpoint
 from isobasin.errors import ArchitectureError, CheckpointError, IsobasinError
 from isobasin.match.align import align
 from isobasin.match.matchers import WeightMatching
-from isobasin.merging import Merged, merge
-from isobasin.merging.card import model_card, plain
-from isobasin.merging.gathering import scope_tensors
-from isobasin.merging.many import align_many
-from isobasin.merging.mixing import CHUNK, Linear, Slerp, mixed
-from isobasin.merging.recipe import Recipe
+from isobasin.merging.joint_alignment import align_many
+from isobasin.merging.mean import scope_tensors
+from isobasin.merging.merge import MergeResult, escaped, merge, model_card
+from isobasin.merging.recipe import MergeRecipe
+from isobasin.merging.tensors import CHUNK, Linear, Slerp, combine
 from isobasin.transform import scramble
 from isobasin.weights import Weights, load
 
@@ -85,11 +84,11 @@ def test_rounding_is_that_of_float32_sums_in_the_order_given(dtype: torch.dtype)
     for part, each in zip(parts, w):
         once = (once.double() + part.double() * each.double()).float()
         twice = twice + part.float() * each
-    linear = Linear(weights).prepared(lambda *_: parts, 0, dtype)
-    found, finite = mixed(linear, parts, dtype, dtype)
+    linear = Linear(weights).combination(lambda *_: parts, 0, dtype)
+    found, finite = combine(linear, parts, dtype, dtype)
     assert finite
     assert any(torch.equal(bits(found), bits((total / w.sum()).to(dtype))) for total in (once, twice))
-    turned, _ = mixed(linear, parts[::-1], dtype, dtype)
+    turned, _ = combine(linear, parts[::-1], dtype, dtype)
     assert not torch.equal(bits(found), bits(turned))
 
 
@@ -98,7 +97,7 @@ def test_slerp_keeps_to_the_circle_and_its_ends() -> None:
 
     def at(t: float, base: int = 0) -> Tensor:
         method = Slerp(t, base)
-        return mixed(method.prepared(lambda a, b: [x[a:b], y[a:b]], 2, x.dtype), [x, y], x.dtype, torch.float32)[0]
+        return combine(method.combination(lambda a, b: [x[a:b], y[a:b]], 2, x.dtype), [x, y], x.dtype, torch.float32)[0]
 
     assert torch.allclose(at(0.0), x, atol=1e-6)
     assert torch.allclose(at(1.0), y, atol=1e-6)
@@ -112,11 +111,11 @@ def test_slerp_of_collinear_and_zero_tensors_is_a_straight_line() -> None:
     x = torch.tensor([1.0, 2.0, 0.0])
     for y in (2 * x, -x, 0 * x):
         parts = [x, y]
-        mixture = Slerp(0.25).prepared(lambda a, b, parts=parts: [p[a:b] for p in parts], 3, x.dtype)
+        combination = Slerp(0.25).combination(lambda a, b, parts=parts: [p[a:b] for p in parts], 3, x.dtype)
         expected = 0.75 * x + 0.25 * y
         if float(y.norm()) == 0:  # at a right angle to everything
             expected = x * torch.sin(torch.tensor(0.75 * torch.pi / 2))
-        assert torch.allclose(mixed(mixture, parts, x.dtype, torch.float32)[0], expected, atol=1e-6)
+        assert torch.allclose(combine(combination, parts, x.dtype, torch.float32)[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["linear", "slerp"])
@@ -223,7 +222,7 @@ def test_models_in_memory_and_in_pickles_are_mixed_the_same(tmp_path: Path, lega
     assert same(load(tmp_path / "out"), load(tmp_path / "out2"))
 
 
-def test_types_asked_for_kept_and_mixed(tmp_path: Path) -> None:
+def test_types_asked_for_kept_and_combine(tmp_path: Path) -> None:
     half, full = folder(tmp_path, seed=0, dtype=torch.bfloat16), folder(tmp_path, seed=1)
     for models, dtype, expected in (
         ([half, full], None, "float32"),
@@ -263,7 +262,7 @@ ODD = ["a: b", "*x|y*`", '"q"\n---\n', "```", "ü ☃", "bad\udcff", "{{x}} #", 
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_card_is_valid_whatever_models_are_called(name: str) -> None:
-    recipe = Recipe.checked(models=(name, "other"), weights=(0.5, 0.5), align=True, scope="s", matcher="m")
+    recipe = MergeRecipe.checked(models=(name, "other"), weights=(0.5, 0.5), align=True, scope="s", matcher="m")
     card = model_card(name, recipe, (), 1)
     card.encode("utf-8")
     _, front, body = card.split("---\n", 2)
@@ -275,7 +274,7 @@ def test_a_card_is_valid_whatever_models_are_called(name: str) -> None:
     assert yaml.safe_load(inside)["models"][0]["model"] == name
     (row,) = [line for line in body.splitlines() if line.startswith("| 0 |")]
     assert len(row.replace("\\|", "").split("|")) == 5
-    assert plain(name).isprintable()
+    assert escaped(name).isprintable()
 
 
 def test_nan_is_named_with_its_tensor_and_file(tmp_path: Path) -> None:
@@ -356,7 +355,7 @@ def test_models_that_can_not_be_merged(tmp_path: Path, trio: list[Weights]) -> N
 
 def test_an_input_is_never_overwritten(tmp_path: Path) -> None:
     models = [folder(tmp_path, seed=seed) for seed in range(2)]
-    merged: Merged = merge(models)
+    merged: MergeResult = merge(models)
     for seed in range(2):
         with pytest.raises(CheckpointError, match="is the input"):
             merged.save(tmp_path / f"{LLAMA}-{seed}", force=True)

@@ -1,4 +1,4 @@
-"""Many models in one frame: copies come back to one point, cycles are the identity, the objective never rises."""
+"""Joint alignment: copies come back to one point, cycles are the identity, the objective never rises."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import isobasin as ib
 import tiny
 from isobasin.errors import IsobasinError
 from isobasin.match.align import align
-from isobasin.merging.many import Many, align_many
+from isobasin.merging.joint_alignment import JointAlignment, align_many
 from isobasin.running import change, outputs, random_inputs
 from isobasin.transform import Transform
 from isobasin.weights import Weights
@@ -51,7 +51,7 @@ def around(steps: Sequence[Transform], model: Weights) -> Weights:
     return model
 
 
-def check_one_point(many: Many, original: Weights) -> None:
+def check_one_point(many: JointAlignment, original: Weights) -> None:
     """Every copy lies where model 0 does, and so does their mean."""
     assert all(farthest(original, m) <= 1e-4 for m in (*many.moved, many.mean))
     assert all(farthest(original, m) > 0.5 for m in many.models[1:])
@@ -80,12 +80,12 @@ def test_scrambled_copies_come_back_to_one_point(name: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
-def unrelated(request: pytest.FixtureRequest) -> Many:
+def unrelated(request: pytest.FixtureRequest) -> JointAlignment:
     models = [small(request.param, seed) for seed in range(3)]
     return align_many(models, to="mean", matcher=ROUGH, rounds=2)
 
 
-def test_a_cycle_is_the_identity_by_construction(unrelated: Many) -> None:
+def test_a_cycle_is_the_identity_by_construction(unrelated: JointAlignment) -> None:
     models, between = unrelated.models, unrelated.between
     for i, j, k in ((0, 1, 2), (2, 1, 0)):
         cycle = [between(i, j), between(j, k), between(k, i)]
@@ -103,7 +103,7 @@ def test_pairs_that_know_nothing_of_each_other_make_no_cycle() -> None:
     assert farthest(models[0], around(alone, models[0])) > 0.1
 
 
-def test_the_objective_never_rises(unrelated: Many) -> None:
+def test_the_objective_never_rises(unrelated: JointAlignment) -> None:
     before, after = unrelated.history
     assert after < before
     assert all(d.after < d.before for d in unrelated.distances)
@@ -143,6 +143,6 @@ def test_one_model_and_models_out_of_reach() -> None:
     models = [small("llama", 0)] * 2
     with pytest.raises(IsobasinError, match="1 model to align: expected two or more"):
         align_many(models[:1], matcher=WHOLE)
-    many = Many(tuple(models), (Transform("isobasin", dict(models[0].arch.spaces)),) * 2, ())
+    many = JointAlignment(tuple(models), (Transform("isobasin", dict(models[0].arch.spaces)),) * 2, ())
     with pytest.raises(IsobasinError, match="model 2: expected a number from 0 to 1"):
         many.between(0, 2)

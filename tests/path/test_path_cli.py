@@ -10,6 +10,7 @@ import torch
 
 import isobasin as ib
 from isobasin.cli import run
+from isobasin.path.evaluation import FlatModel
 
 CONFIG = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "d_vocab": 19, "n_positions": 8}
 
@@ -75,10 +76,8 @@ def test_three_models_make_three_pairs(place: Path, capsys: pytest.CaptureFixtur
 def test_an_interrupted_run_goes_on_from_its_finished_points(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from isobasin.path import mixture
-
     assert run(words(place, out="whole.json")) == 0
-    score, calls = mixture.Mixture.score, []
+    score, calls = FlatModel.score, []
 
     def interrupted(self: Any, batches: Any) -> Any:
         calls.append(1)
@@ -86,7 +85,7 @@ def test_an_interrupted_run_goes_on_from_its_finished_points(
             raise KeyboardInterrupt
         return score(self, batches)
 
-    monkeypatch.setattr(mixture.Mixture, "score", interrupted)
+    monkeypatch.setattr(FlatModel, "score", interrupted)
     assert run(words(place)) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert not (place / "path.json").exists()
@@ -103,9 +102,7 @@ def test_an_interrupted_run_goes_on_from_its_finished_points(
 def test_nothing_stale_is_reused(
     what: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from isobasin.path import mixture
-
-    score, calls = mixture.Mixture.score, []
+    score, calls = FlatModel.score, []
 
     def interrupted(self: Any, batches: Any) -> Any:
         calls.append(1)
@@ -113,7 +110,7 @@ def test_nothing_stale_is_reused(
             raise KeyboardInterrupt
         return score(self, batches)
 
-    monkeypatch.setattr(mixture.Mixture, "score", interrupted)
+    monkeypatch.setattr(FlatModel, "score", interrupted)
     assert run(words(place)) == 130
     more: list[str] = []
     if what == "model":

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from isobasin.path import Barrier, Curve, grid
-from isobasin.path.curve import barrier
+from isobasin.path.curve import Barrier, Curve, barrier, grid, is_connected, midpoint
 
 
 def test_grid_has_both_ends_exactly() -> None:
@@ -16,6 +15,24 @@ def test_grid_has_both_ends_exactly() -> None:
     assert points[12] == 0.5
     with pytest.raises(ValueError, match="2 or more"):
         grid(1)
+
+
+@pytest.mark.parametrize("n", range(2, 60))
+def test_midpoint_is_a_half_or_the_point_just_before(n: int) -> None:
+    assert midpoint(grid(n)) == (n - 1) // 2
+
+
+def test_midpoint_of_unequal_steps_is_the_nearest() -> None:
+    assert midpoint([0, 0.1, 0.2, 0.45, 1]) == 3
+    assert midpoint([0, 0.6, 1]) == 1
+
+
+def test_connected_is_a_small_barrier_or_a_small_share_of_the_naive_one() -> None:
+    assert is_connected(0.02, None)
+    assert is_connected(0.05, 1.0)
+    assert is_connected(0.021, None) is False
+    assert is_connected(0.06, 1.0) is False
+    assert is_connected(None, 1.0) is None
 
 
 def test_barrier_is_the_largest_rise_over_the_straight_line() -> None:
@@ -45,5 +62,5 @@ def test_what_is_not_finite_is_named_and_never_averaged_away() -> None:
 
 def test_a_curve_says_what_it_is() -> None:
     curve = Curve((0.0, 0.5, 1.0), {"loss": (1.0, 3.0, 2.0), "accuracy": (0.9, 0.2, 0.7)})
-    assert str(curve) == "loss 1 at A, 2 at B, 3 half-way; barrier 1.5 at λ = 0.5"
+    assert str(curve) == "loss 1 at A, 2 at B, 3 at the midpoint; barrier 1.5 at λ = 0.5"
     assert curve.barriers["accuracy"].height == pytest.approx(0.6)

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 import isobasin as ib
 import tiny
-from isobasin.path.components import Where, components, mixed_outputs
 from isobasin.path.curve import Curve, grid
-from isobasin.path.evaluate import along
-from isobasin.path.explain import chosen_points, explain
-from isobasin.path.mixture import Mixture
+from isobasin.path.evaluation import FlatModel, evaluate_line
+from isobasin.path.explanation import components, explain, explained_lambdas, mixed_outputs
 from isobasin.running import module_of
 from isobasin.weights import Weights
 
@@ -91,15 +89,15 @@ def test_outputs_are_mixed_as_by_hand(name: str, kinds: set[str], tmp_path: Path
     ids = random_ids(tiny.VOCABULARY, 2, tiny.LENGTH)
     by_hand = BY_HAND[name](module_of(a), module_of(b), kinds)
     plain = interpolated(module_of(a), module_of(b))
-    mixture = Mixture.of(a)
-    start, end = mixture.buffer.clone(), mixture.vector(b)
+    model = FlatModel.of(a)
+    start, end = model.buffer.clone(), model.vector(b)
     chosen = [c for c in components(a.arch) if c.kind in kinds]
     with torch.no_grad():
         expected, unmixed = by_hand(input_ids=ids).logits, plain(input_ids=ids).logits
-        torch.lerp(start, end, LAM, out=mixture.buffer)
-        with mixed_outputs(mixture, chosen, start, end, Where(LAM)):
-            found = mixture.module(input_ids=ids).logits
-        after = mixture.module(input_ids=ids).logits
+        with mixed_outputs(model, chosen, start, end) as move_to:
+            move_to(LAM)
+            found = model.module(input_ids=ids).logits
+        after = model.module(input_ids=ids).logits
     assert torch.allclose(found, expected, atol=2e-5)
     assert not torch.allclose(found, unmixed, atol=1e-2)  # it does make a difference
     assert torch.allclose(after, unmixed, atol=2e-5)  # and everything is put back
@@ -111,18 +109,18 @@ def test_every_family_has_its_components(case: tiny.Case, tmp_path: Path) -> Non
     weights = ib.load(tmp_path / "m")
     found = components(weights.arch)
     assert [c.kind for c in found] == ["attention", "feed-forward"] * weights.arch.sizes.n_layers
-    mixture = Mixture.of(weights)
-    assert all(name in mixture.places for c in found for name in c.tensors)
+    model = FlatModel.of(weights)
+    assert all(name in model.places for c in found for name in c.tensors)
 
 
 def test_shares_add_up_to_what_is_measured(tmp_path: Path) -> None:
     a, _ = pair("llama-gqa", tmp_path)
     b = ib.scramble(a, scope="all-attention", seed=1).apply(a)
     task = told_task(a, random_ids(tiny.VOCABULARY, 3, tiny.LENGTH))
-    mixture = Mixture.of(a)
-    start, end = mixture.buffer.clone(), mixture.vector(b)
-    curve = along(mixture, start, end, task, grid(5), name="x")
-    found = explain(mixture, start, end, task, curve, name="x")
+    model = FlatModel.of(a)
+    start, end = model.buffer.clone(), model.vector(b)
+    curve = evaluate_line(model, start, end, task, grid(5), name="x")
+    found = explain(model, start, end, task, curve, name="x")
     assert found.barrier == pytest.approx(curve.barrier.height)
     assert list(found.parts)[:3] == ["attention", "feed-forward", "attention and feed-forward"]
     assert len(found.parts) == 3 + a.arch.sizes.n_layers
@@ -130,17 +128,17 @@ def test_shares_add_up_to_what_is_measured(tmp_path: Path) -> None:
     assert found.parts["attention"] < 1e-4  # only attention was disguised, and its outputs are the same
     assert found.share("feed-forward") < 0.9
     assert found.share("attention") == pytest.approx((found.barrier - found.parts["attention"]) / found.barrier)
-    again = along(mixture, start, end, task, grid(5), name="x")
+    again = evaluate_line(model, start, end, task, grid(5), name="x")
     assert again.metrics["loss"] == curve.metrics["loss"]  # the module is left as it was
 
 
 def test_a_model_with_itself_has_nothing_to_explain(tmp_path: Path) -> None:
     a, _ = pair("llama-gqa", tmp_path)
-    mixture = Mixture.of(a)
-    start = mixture.buffer.clone()
+    model = FlatModel.of(a)
+    start = model.buffer.clone()
     task = token_task(random_ids(tiny.VOCABULARY, 3, tiny.LENGTH))
-    curve = along(mixture, start, start.clone(), task, grid(3), name="x")
-    found = explain(mixture, start, start.clone(), task, curve, name="x")
+    curve = evaluate_line(model, start, start.clone(), task, grid(3), name="x")
+    found = explain(model, start, start.clone(), task, curve, name="x")
     assert all(height <= 1e-6 for height in found.parts.values())
 
 
@@ -148,6 +146,6 @@ def test_the_highest_point_and_both_ends_are_looked_at() -> None:
     lambdas = grid(25)
     losses = [1.0] * 25
     losses[7] = 2.0
-    points = chosen_points(Curve(lambdas, {"loss": tuple(losses)}))
+    points = explained_lambdas(Curve(lambdas, {"loss": tuple(losses)}))
     assert {0.0, 1.0, lambdas[7]} <= set(points)
     assert len(points) <= 10

@@ -10,7 +10,7 @@ import isobasin as ib
 import tiny
 from isobasin.groups import HeadsElement, Monomial
 from isobasin.normalize import normalize
-from isobasin.path import evaluate_path
+from isobasin.path.evaluation import evaluate_path
 from isobasin.symmetries import symmetry
 from isobasin.transform import Transform
 from isobasin.weights import Weights
@@ -72,7 +72,7 @@ def test_no_barrier_to_itself_or_to_a_disguised_copy_that_was_aligned(name: str,
 
 
 def test_the_barrier_falls_between_trained_models_when_they_are_aligned() -> None:
-    """Attention drawn anew from two seeds and trained on: the aligned barrier is below the naive one."""
+    """Attention re-initialised from two seeds, then trained: the aligned barrier is below the naive one."""
     start = _trained(ib.Transformer(_CONFIG, seed=0), steps=120, seed=0)
     models = [_trained(_redrawn(start, seed), steps=80, seed=seed) for seed in (1, 2)]
     a, b = (ib.load(m.state_dict(), _CONFIG.to_dict()) for m in models)

@@ -75,17 +75,17 @@ def test_what_was_learned_is_measured_and_told(place: Path, capsys: pytest.Captu
 def test_an_interrupted_run_does_not_learn_again(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from isobasin.path import compare
+    from isobasin.path import pairs
 
     assert run(learned(place, out="whole.json", models="abc")) == 0
-    along = compare.along
+    evaluate_line = pairs.evaluate_line
 
     def interrupted(*args: Any, **options: Any) -> Any:
         if options["name"] == "A-C/aligned":
             raise KeyboardInterrupt
-        return along(*args, **options)
+        return evaluate_line(*args, **options)
 
-    monkeypatch.setattr(compare, "along", interrupted)
+    monkeypatch.setattr(pairs, "evaluate_line", interrupted)
     assert run(learned(place, models="abc")) == 130
     assert ".path.json.A-B.isobasin-learning" in hidden(place)
     assert ".path.json.A-C.isobasin-learning" in hidden(place)

@@ -8,9 +8,7 @@ from path_subjects import Subject, random_ids, settings_of, subject, token_task
 from torch import Tensor
 
 import isobasin as ib
-from isobasin.path import evaluate_path
-from isobasin.path.survey import survey
-from isobasin.running import logits
+from isobasin.path.evaluation import FlatModel, evaluate_path, evaluate_points
 from isobasin.tasks import IGNORED, Task, open_task
 from isobasin.weights import Weights
 
@@ -127,8 +125,5 @@ def test_a_model_without_a_head_has_nothing_to_measure(tmp_path: Path) -> None:
 
 def test_no_data_at_all_is_an_error() -> None:
     a, _ = own_pair()
-    from isobasin.path.mixture import Mixture
-
     with pytest.raises(ib.IsobasinError, match="nothing to measure"):
-        survey(Mixture.of(a), {"x": lambda: None}, token_task(random_ids(19, 0, 8)))
-    assert callable(logits)
+        evaluate_points(FlatModel.of(a), {"x": lambda: None}, token_task(random_ids(19, 0, 8)))

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from isobasin.path import fingerprint
+from isobasin.path import provenance
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_result_names_its_commit_and_says_whether_the_source_was_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "src" / "isobasin" / "path" / "fingerprint.py"
+    source = tmp_path / "src" / "isobasin" / "path" / "provenance.py"
     source.parent.mkdir(parents=True)
     source.write_text("first\n")
-    monkeypatch.setattr(fingerprint, "__file__", str(source))
+    monkeypatch.setattr(provenance, "__file__", str(source))
 
     def commit() -> str | None:
-        found: str | None = fingerprint.provenance(command="", seed=0, device="cpu", seconds=0)["git"]
+        found: str | None = provenance.provenance(command="", seed=0, device="cpu", seconds=0)["git"]
         return found
 
     def git(*words: str) -> str:

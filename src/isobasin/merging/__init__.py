@@ -1,7 +1,13 @@
-"""Several models: brought into one frame, and mixed into one; the rest is mergekit's, which reads what we write."""
+"""Merging models of one architecture: joint alignment into one frame, then linear or slerp merging.
 
-from isobasin.merging.document import read_recipe
-from isobasin.merging.merge import Merged, merge
-from isobasin.merging.recipe import Recipe
+The package is not called `merge`, because importing a subpackage of that name would hide the function `isobasin.merge`.
+"""
 
-__all__ = ["Merged", "Recipe", "merge", "read_recipe"]
+from isobasin.merging.merge import MergeResult, merge
+from isobasin.merging.recipe import MergeRecipe, read_recipe
+
+__all__ = ["MergeRecipe", "MergeResult", "merge", "read_recipe"]
+
+# mypy: implicit-reexport
+from isobasin.merging.merge import MergeResult as Merged  # noqa: F401  # SHIM-NAME
+from isobasin.merging.recipe import MergeRecipe as Recipe  # noqa: F401  # SHIM-NAME

@@ -1,75 +1,93 @@
-"""The verb: several models into one."""
+"""Merge several models into one folder with a model card."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+import yaml
 
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
 from isobasin.errors import IsobasinError
 from isobasin.match.comparable import check_comparable
-from isobasin.merging.card import model_card
-from isobasin.merging.mixing import Method
-from isobasin.merging.recipe import Recipe
-from isobasin.merging.sources import Source
-from isobasin.merging.writing import BLOCK_BYTES, write_mixed
+from isobasin.merging.recipe import MAX_ROUNDS, MergeRecipe
+from isobasin.merging.tensors import BLOCK_BYTES, Linear, MergedTensor, write_merged
+from isobasin.views import Change, View
 from isobasin.weights import Weights
 
-# Matching needs scipy; a plain merge does without, and starts sooner.
+# Alignment needs scipy; a merge without alignment does not import it, and starts sooner.
 if TYPE_CHECKING:
     from isobasin.match.alignment import Alignment
     from isobasin.match.matchers import Matcher
-    from isobasin.merging.many import Aligner, Distance, MatcherFor
+    from isobasin.merging.joint_alignment import Aligner, Distance, MatcherFor
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """A merge that is computed when it is read or saved.
 
-    `models` are the inputs as they are mixed (moved, where they were aligned), `distances` how far each was from what
-    it was aligned to, before and after; empty without alignment.
+    `models` are the inputs as they are combined (after alignment), `distances` the distance of each from its reference
+    before and after alignment; empty without alignment.
     """
 
     models: tuple[Weights, ...]
-    recipe: Recipe
-    method: Method
-    dtypes: Mapping[str, torch.dtype]
+    recipe: MergeRecipe
     alignments: "tuple[Alignment | None, ...]" = ()
     distances: "tuple[Distance, ...]" = ()
     rounds: int = 0
 
     def __str__(self) -> str:
-        how = f"{self.method.name} merge of {len(self.models)} models, {dtype_name(self.weights.dtype)}"
+        how = f"{self.recipe.method} merge of {len(self.models)} models, {dtype_name(self.weights.dtype)}"
         if not self.distances:
             return f"{how}, not aligned"
         pairs = ", ".join(f"{d.before:.4g} → {d.after:.4g}" for d in self.distances)
         return f"{how}, distances {pairs}"
 
     @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The type of each merged tensor: that of the recipe, or the widest of the models; for a buffer, the first."""
+        found = {}
+        for name, pattern in self.models[0].arch.tensors.items():
+            found[name] = self.models[0].dtypes[name]
+            if not pattern.buffer:
+                widest = reduce(torch.promote_types, (model.dtypes[name] for model in self.models))
+                found[name] = output_dtype(self.recipe.dtype or "keep", widest)
+        return found
+
+    @cached_property
     def weights(self) -> Weights:
-        """The merged model, tensor by tensor when asked for."""
-        first = self.models[0]
-        # `exact`: its tensors have their types already, and saving them again rounds nothing.
+        """The merged model; each tensor is computed when it is read."""
+        first, method = self.models[0], self.recipe.arithmetic()
+
+        def merged(name: str) -> Change:
+            return lambda _: self._tensor(name).whole(method)
+
+        # `exact`: the tensors already have their final types, and saving them again rounds nothing.
         return replace(
             first,
             config=self._config(),
-            tensors=_Mixed(self),
+            tensors=View(first, {name: merged(name) for name in first}),
             dtypes=self.dtypes,
             changed=frozenset(name for name in first if not first.arch.tensors[name].buffer),
             exact=True,
         )
 
-    def source(self, name: str) -> Source:
-        return Source(name, self.models, self.dtypes[name])
+    def _tensor(self, name: str) -> MergedTensor:
+        return MergedTensor(name, self.models, self.dtypes[name])
 
     def _config(self) -> dict[str, Any]:
-        first = self.models[0]
-        kept = self.recipe.dtype is None and replace(first, dtypes=self.dtypes).dtype == first.dtype
-        return dict(first.config) if kept else with_dtype(first.config, replace(first, dtypes=self.dtypes).dtype)
+        first, dtype = self.models[0], replace(self.models[0], dtypes=self.dtypes).dtype
+        return (
+            dict(first.config)
+            if self.recipe.dtype is None and dtype == first.dtype
+            else with_dtype(first.config, dtype)
+        )
 
     def save(
         self,
@@ -81,17 +99,17 @@ class Merged:
         block_bytes: int = BLOCK_BYTES,
         watch: Callable[[str], None] | None = None,
     ) -> None:
-        """Write a complete folder with a model card, a few blocks in memory at a time.
+        """Write a complete folder with a model card; a few blocks are in memory at a time.
 
-        `companions` is the folder that tokenizer and licence come from, the first model's if not given. `watch` is told
-        of each tensor that is done.
+        `companions` is the folder that tokenizer and licence are copied from, by default that of the first model.
+        `watch` is called after each tensor.
         """
         first = self.models[0]
         names = {disk: name for name, disk in first.names.on_disk.items()} | dict(first.names.copies)
-        sources = {disk: self.source(name) for disk, name in names.items()}
+        tensors = {disk: self._tensor(name) for disk, name in names.items()}
         with CheckpointWriter(
             out,
-            {disk: (source.dtype, source.shape) for disk, source in sources.items()},
+            {disk: (tensor.dtype, tensor.shape) for disk, tensor in tensors.items()},
             config=self._config(),
             companions=companions or first.path,
             documents={"README.md": model_card(Path(out).resolve().name, self.recipe, self.distances, self.rounds)},
@@ -99,23 +117,7 @@ class Merged:
             force=force,
             max_shard_size=max_shard_size,
         ) as writer:
-            write_mixed(writer, sources, self.method, block_bytes=block_bytes, watch=watch)
-
-
-class _Mixed(Mapping[str, Tensor]):
-    """The merged tensors under the names of the patterns."""
-
-    def __init__(self, merged: Merged) -> None:
-        self._merged = merged
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._merged.source(name).whole(self._merged.method)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._merged.models[0])
-
-    def __len__(self) -> int:
-        return len(self._merged.models[0])
+            write_merged(writer, tensors, self.recipe.arithmetic(), block_bytes=block_bytes, watch=watch)
 
 
 def merge(
@@ -129,26 +131,25 @@ def merge(
     matcher: "Matcher | MatcherFor | None" = None,
     aligner: "Aligner | None" = None,
     to: int | str = 0,
-    rounds: int = 10,
+    rounds: int = MAX_ROUNDS,
     device: torch.device | None = None,
     names: Sequence[str] | None = None,
     matcher_name: str | None = None,
     tokenizer_source: str | None = None,
     watch: Callable[[int, int], None] | None = None,
-) -> Merged:
-    """Average models of one architecture (`linear`), or go from one to another along the great circle (`slerp`).
+) -> MergeResult:
+    """Average models of one architecture (`linear`), or interpolate between two on the great circle (`slerp`).
 
-    With a `matcher` every model is first aligned to model `to`, or to the common mean (`to="mean"`, at most `rounds`
-    times), as `align_many` does it; an `aligner`, a function of (moving, reference), can stand in its place. Without
-    either they are mixed as they are. `weights` are equal if not given and are divided by their sum;
-    slerp takes `t`, or the share of the second weight. `dtype` is the type stored numbers are first rounded to and the
-    merge is written in; without it each tensor keeps the widest of its types. A matcher that depends on the pair is
-    given as a function of (reference, moving); `names` are what the model card calls the models.
+    With a `matcher` or an `aligner` every model is first aligned to model `to`, or to the common mean (`to="mean"`, at
+    most `rounds` times), see `align_many`. Without either they are merged as they are. `weights` are equal if not given
+    and are divided by their sum; slerp takes `t`, or the share of the second weight. `dtype` is the type that stored
+    numbers are first rounded to and that the merge is written in; without it each tensor has the widest of its types.
+    `names` are the names of the models in the model card.
 
     >>> merge([a, b]).save("runs/merged")  # doctest: +SKIP
     """
     models = tuple(models)
-    recipe = Recipe.checked(
+    recipe = MergeRecipe.checked(
         models=tuple(names or (str(model.path or f"model {i}, in memory") for i, model in enumerate(models))),
         weights=None if weights is None else tuple(map(float, weights)),
         method=method,
@@ -161,60 +162,82 @@ def merge(
     )
     if len(recipe.models) != len(models):
         raise IsobasinError(f"{len(models)} models and {len(recipe.models)} names: expected one name for each model")
-    for model in models[1:]:
-        check_comparable(models[0], model)
-    merged = Merged(models, recipe, recipe.arithmetic(), _dtypes(models, recipe.dtype))
     if not recipe.align:
-        return merged
-    return _aligned(merged, matcher, aligner, matcher_name, rounds, device, watch)
+        for model in models[1:]:
+            check_comparable(models[0], model)
+        return MergeResult(models, recipe)
+    from isobasin.merging.joint_alignment import align_many
 
-
-def _aligned(
-    merged: Merged,
-    matcher: "Matcher | MatcherFor | None",
-    aligner: "Aligner | None",
-    matcher_name: str | None,
-    rounds: int,
-    device: torch.device | None,
-    watch: Callable[[int, int], None] | None,
-) -> Merged:
-    from isobasin.merging.many import align_many
-
-    scopes: list[str] = []
-
-    def noted(a: Weights, b: Weights) -> "Matcher":
-        assert matcher is not None
-        made = matcher(a, b) if callable(matcher) else matcher
-        scopes.append(made.scope)
-        return made
-
-    found = align_many(
-        merged.models,
-        matcher=None if matcher is None else noted,
-        to=merged.recipe.to,
-        rounds=rounds,
-        aligner=aligner,
-        device=device,
-        watch=watch,
-    )
+    found = align_many(models, matcher=matcher, to=to, rounds=rounds, aligner=aligner, device=device, watch=watch)
     name = matcher_name or ("given" if matcher is None or callable(matcher) else type(matcher).__name__)
-    return replace(
-        merged,
-        models=found.moved,
-        recipe=replace(merged.recipe, scope=next(iter(scopes), None), matcher=name),
-        alignments=found.alignments,
-        distances=found.distances,
-        rounds=found.rounds,
+    recipe = replace(recipe, scope=found.scope, matcher=name)
+    return MergeResult(found.moved, recipe, found.alignments, found.distances, found.rounds)
+
+
+def model_card(title: str, recipe: MergeRecipe, distances: "Sequence[Distance]", rounds: int) -> str:
+    """README.md with front matter for the hub; the names of models may contain any character."""
+    front = {
+        # The hub refuses a card whose base_model is not a repository, so folders are named in the table only.
+        "base_model": [name for name in dict.fromkeys(recipe.models) if _is_hub_id(name)],
+        "library_name": "transformers",
+        "tags": ["merge", "isobasin"],
+    }
+    table = "\n".join(_table(recipe, distances))
+    text = recipe.to_yaml().strip()
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"""\
+---
+{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip()}
+---
+# {escaped(title)}
+
+{_sentence(recipe, rounds)}
+
+{table}
+
+Configuration:
+
+{fence}yaml
+{text}
+{fence}
+"""
+
+
+def _sentence(recipe: MergeRecipe, rounds: int) -> str:
+    how = f"A {recipe.method} merge of {len(recipe.models)} models, made with isobasin {version('isobasin')}."
+    if not recipe.align:
+        return f"{how} The models were mixed as they are, without alignment."
+    to = "their common mean" if recipe.to == "mean" else f"model {recipe.to}"
+    times = f" in {rounds} round{'s' if rounds > 1 else ''}" if recipe.to == "mean" else ""
+    return (
+        f"{how} Before mixing, each was moved to {to}{times} by symmetries that leave its function unchanged "
+        f"(scope `{recipe.scope}`, matcher `{recipe.matcher}`)."
     )
 
 
-def _dtypes(models: Sequence[Weights], dtype: str | None) -> dict[str, torch.dtype]:
-    """The type of each merged tensor: the one asked for, or the widest it has; buffers keep the first model's."""
-    found = {}
-    for name, pattern in models[0].arch.tensors.items():
-        widest = models[0].dtypes[name]
-        if not pattern.buffer:
-            widest = reduce(torch.promote_types, (model.dtypes[name] for model in models))
-            widest = output_dtype(dtype or "keep", widest)
-        found[name] = widest
-    return found
+def _table(recipe: MergeRecipe, distances: "Sequence[Distance]") -> list[str]:
+    method = recipe.arithmetic()
+    if isinstance(method, Linear):
+        shares = [f"{weight:g}" for weight in method.weights]
+    else:
+        shares = ["start" if i == recipe.start else f"t = {method.t:g}" for i in range(len(recipe.models))]
+    rows = [f"| {i} | {escaped(name)} | {share} |" for i, (name, share) in enumerate(zip(recipe.models, shares))]
+    if not distances:
+        return ["| | model | weight |", "|---|---|---|", *rows]
+    return [
+        "| | model | weight | distance before | distance after |",
+        "|---|---|---|---|---|",
+        *(f"{row} {d.before:.4g} | {d.after:.4g} |" for row, d in zip(rows, distances)),
+        "",
+        f"Distances are shares of the norm of what each was aligned to, over the tensors of scope `{recipe.scope}`.",
+    ]
+
+
+def _is_hub_id(name: str) -> bool:
+    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+
+def escaped(text: str) -> str:
+    """A name as plain text in a Markdown table: no character is markup or ends the line."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return re.sub(r"([\\`*_{}\[\]()<>#+!|&~$-])", r"\\\1", shown)

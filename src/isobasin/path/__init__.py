@@ -1,6 +1,4 @@
-"""The straight line between two models: losses along it, its barrier, where the barrier sits."""
+"""The straight path between two models: metrics along it, its barrier, and which components cause the barrier."""
 
-from isobasin.path.curve import Barrier, Curve, grid
-from isobasin.path.evaluate import evaluate_path
-
-__all__ = ["Barrier", "Curve", "evaluate_path", "grid"]
+from isobasin.path.curve import Curve as Curve  # SHIM-NAME
+from isobasin.path.evaluation import evaluate_path as evaluate_path  # SHIM-NAME

@@ -1,4 +1,7 @@
-"""Numbers along a line, and the barrier between its ends."""
+"""Metrics along a straight path, the barrier of a path, and when two models count as connected.
+
+This module imports no torch, so that result files can be read without it.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,18 +9,35 @@ from dataclasses import dataclass
 from typing import Any
 
 RISING = ("accuracy",)  # metrics of which more is better
+# Two models are linearly connected if the loss barrier is at most so many nats, or such a share of the naive barrier.
+CONNECTED_NATS = 0.02
+CONNECTED_SHARE = 0.05
 
 
 def grid(n_points: int) -> tuple[float, ...]:
-    """Equally spaced points of [0, 1], both ends among them."""
+    """Equally spaced points of [0, 1], including both ends."""
     if n_points < 2:
         raise ValueError(f"{n_points} points make no line, expected 2 or more")
     return tuple(i / (n_points - 1) for i in range(n_points))
 
 
+def midpoint(lambdas: Sequence[float]) -> int:
+    """The index of λ = ½, or of the λ nearest to it; of two that are equally near, the lower one.
+
+    >>> midpoint([0, 0.25, 0.5, 0.75, 1]), midpoint([0, 1 / 3, 2 / 3, 1])
+    (2, 1)
+    """
+    return min(range(len(lambdas)), key=lambda i: round(abs(lambdas[i] - 0.5), 12))
+
+
+def finite_or_none(value: float) -> float | None:
+    """The number as JSON holds it: NaN and infinity are null."""
+    return value if math.isfinite(value) else None
+
+
 @dataclass(frozen=True)
 class Barrier:
-    """The largest rise over the straight line between the ends, and where it is; NaN if a point is not finite."""
+    """The largest rise over the straight line between the end values, and its λ; NaN if a point is not finite."""
 
     height: float
     lam: float
@@ -29,7 +49,7 @@ class Barrier:
 
 
 def barrier(lambdas: Sequence[float], values: Sequence[float], *, rising: bool = False) -> Barrier:
-    """max over λ of L(λ) − ((1−λ) L(0) + λ L(1)), never below 0; with the sign turned for a rising metric.
+    """max over λ of L(λ) − ((1−λ) L(0) + λ L(1)), at least 0; the sign is reversed for a rising metric.
 
     >>> barrier([0, 0.5, 1], [1.0, 3.0, 2.0])
     Barrier(height=1.5, lam=0.5)
@@ -43,6 +63,17 @@ def barrier(lambdas: Sequence[float], values: Sequence[float], *, rising: bool =
     return Barrier(rises[highest], lambdas[highest]) if rises[highest] > 0 else Barrier(0.0, 0.0)
 
 
+def is_connected(height: float | None, naive: float | None) -> bool | None:
+    """Whether a loss barrier of this height means connected, given the naive barrier; None if it was not measured.
+
+    >>> is_connected(0.04, 1.0), is_connected(0.019, 0.02), is_connected(0.1, 1.0), is_connected(None, 1.0)
+    (True, True, False, None)
+    """
+    if height is None:
+        return None
+    return height <= CONNECTED_NATS or (naive is not None and height <= CONNECTED_SHARE * naive)
+
+
 @dataclass(frozen=True)
 class Curve:
     """Every metric at every λ, 0 at A and 1 at B."""
@@ -52,16 +83,17 @@ class Curve:
 
     @property
     def barrier(self) -> Barrier:
-        """That of the loss."""
+        """The barrier of the loss."""
         return self.barriers["loss"]
 
     @property
     def barriers(self) -> dict[str, Barrier]:
+        """The barrier of every metric."""
         return {name: barrier(self.lambdas, v, rising=name in RISING) for name, v in self.metrics.items()}
 
     @property
     def not_finite(self) -> list[tuple[str, float]]:
-        """(metric, λ) of every number that is none."""
+        """(metric, λ) of every value that is not finite."""
         return [
             (name, lam)
             for name, values in self.metrics.items()
@@ -69,13 +101,21 @@ class Curve:
             if not math.isfinite(value)
         ]
 
+    def at(self, lambdas: Sequence[float]) -> "Curve":
+        """The curve at some of its points only."""
+        kept = [self.lambdas.index(lam) for lam in lambdas]
+        return Curve(tuple(lambdas), {name: tuple(v[k] for k in kept) for name, v in self.metrics.items()})
+
+    def numbers(self) -> dict[str, list[float | None]]:
+        """The metrics as a result file holds them."""
+        return {name: [finite_or_none(v) for v in values] for name, values in self.metrics.items()}
+
     def as_result(self) -> dict[str, Any]:
-        """The curve as a result file holds it, for figures and pages."""
-        numbers = {name: [v if math.isfinite(v) else None for v in values] for name, values in self.metrics.items()}
-        curves = {"A-B": {"naive": numbers}}
+        """The curve alone as a result file, for figures and pages."""
+        curves = {"A-B": {"naive": self.numbers()}}
         return {"kind": "isobasin.path", "schema": 1, "lambdas": list(self.lambdas), "curves": curves}
 
     def __str__(self) -> str:
         loss = self.metrics["loss"]
-        middle = loss[len(loss) // 2]
-        return f"loss {loss[0]:.4g} at A, {loss[-1]:.4g} at B, {middle:.4g} half-way; barrier {self.barrier}"
+        middle = loss[midpoint(self.lambdas)]
+        return f"loss {loss[0]:.4g} at A, {loss[-1]:.4g} at B, {middle:.4g} at the midpoint; barrier {self.barrier}"

@@ -1,0 +1,232 @@
+"""Joint alignment of several models: all to one of them, or all to their mean.
+
+Every model i has one transform Tᵢ into a common frame. The transform from model i to model j is Tⱼ⁻¹ Tᵢ, so the
+composition around any cycle, i → j → k → i, is the identity by construction.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from isobasin.errors import IsobasinError
+from isobasin.match.align import align
+from isobasin.match.alignment import Alignment
+from isobasin.match.comparable import check_comparable
+from isobasin.match.matchers import ActivationMatching, Matcher
+from isobasin.merging.mean import held_if_small, mean_of, scope_tensors, spread_of, squared_distance
+from isobasin.merging.recipe import MAX_ROUNDS, check_reference
+from isobasin.symmetries import symmetry
+from isobasin.transform import Transform, Value
+from isobasin.views import Doubled
+from isobasin.weights import Weights
+
+MIN_DECREASE = 1e-6  # the rounds end with one that lowers the objective by a smaller share
+ROUNDING = 1e-12  # an objective below this share of ‖mean‖² is rounding error
+
+MatcherFor = Callable[[Weights, Weights], Matcher]  # (reference, moving)
+Aligner = Callable[[Weights, Weights], Alignment]  # (moving, reference)
+Watch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance of a model from its reference, relative to the norm of that, over the tensors of the scope."""
+
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class JointAlignment:
+    """Models, and the transform of each into the common frame; the identity for a model that stays.
+
+    `history` is the objective Σᵢ ‖Tᵢθᵢ − mean‖² after each round, empty if the frame is that of one model.
+    `alignments` are the first alignments found, None for a model that stays.
+    """
+
+    models: tuple[Weights, ...]
+    transforms: tuple[Transform, ...]
+    distances: tuple[Distance, ...]
+    history: tuple[float, ...] = ()
+    alignments: tuple[Alignment | None, ...] = ()
+    device: torch.device | None = None
+    scope: str | None = None
+
+    @property
+    def rounds(self) -> int:
+        return max(1, len(self.history))
+
+    @cached_property
+    def moved(self) -> tuple[Weights, ...]:
+        """Every model in the common frame, computed when a tensor is read; the functions are unchanged."""
+        return tuple(_applied(t, m, self.device) for t, m in zip(self.transforms, self.models))
+
+    @property
+    def mean(self) -> Weights:
+        """The mean of the models in the common frame, computed when a tensor is read."""
+        return mean_of(self.moved)
+
+    def between(self, i: int, j: int) -> Transform:
+        """Tⱼ⁻¹ Tᵢ: takes model i to model j, in the gauge of j (its gains and free biases).
+
+        >>> many.between(0, 1).apply(a)  # doctest: +SKIP
+        """
+        count = len(self.models)
+        for k in (i, j):
+            if not 0 <= k < count:
+                raise IsobasinError(f"model {k}: expected a number from 0 to {count - 1}")
+        if i == j:
+            return _identity(self.models[i])
+        return self._with_all_values[j].inverse().compose(self._with_all_values[i], self.models[0].arch)
+
+    @cached_property
+    def _with_all_values(self) -> tuple[Transform, ...]:
+        """The transforms, each with a value for every coordinate that any of them sets.
+
+        A cycle then returns to the values of its first model, and not to values that another transform left behind.
+        """
+        free = symmetry(self.models[0].arch).coordinates
+        named = dict.fromkeys(name for t in self.transforms for name in t.gauge)
+        usable = [n for n in named if all(free[n].usable(Doubled(m)) for m in (*self.models, *self.moved))]
+        values = [{name: self._value(k, name) for name in usable} for k in range(len(self.models))]
+        # A norm may have only a gain in one model, and gain and shift in another: only what all have is set.
+        rows = {name: min(_rows(v[name].before) for v in values) for name in usable}
+        return tuple(
+            Transform(t.family, t.spaces, t.elements, {name: _cut(v[name], rows[name]) for name in usable})
+            for t, v in zip(self.transforms, values)
+        )
+
+    def _value(self, k: int, name: str) -> Value:
+        if name in self.transforms[k].gauge:
+            return self.transforms[k].gauge[name]
+        coordinate = symmetry(self.models[k].arch).coordinates[name]
+        before, after = (coordinate.read(Doubled(m)).cpu() for m in (self.models[k], self.moved[k]))
+        return _cut(Value(before, after), min(_rows(before), _rows(after)))
+
+    def __str__(self) -> str:
+        pairs = ", ".join(f"{d.before:.4g} → {d.after:.4g}" for d in self.distances)
+        frame = f"their mean in {self.rounds} rounds" if self.history else "one of them"
+        return f"{len(self.models)} models aligned to {frame}, distances {pairs}"
+
+
+def _rows(value: Tensor) -> int:
+    return len(value) if value.dim() else 1
+
+
+def _cut(value: Value, rows: int) -> Value:
+    return Value(*(v[:rows] if v.dim() else v for v in (value.before, value.after)))
+
+
+def align_many(
+    models: Sequence[Weights],
+    *,
+    matcher: Matcher | MatcherFor | None = None,
+    to: int | str = 0,
+    rounds: int = MAX_ROUNDS,
+    aligner: Aligner | None = None,
+    device: torch.device | None = None,
+    watch: Watch | None = None,
+) -> JointAlignment:
+    """Align every model to model `to`, or (`to="mean"`) all but the first to the mean of all, at most `rounds` times.
+
+    A matcher that depends on the pair is given as a function of (reference, moving). An `aligner`, a function of
+    (moving, reference), replaces matcher and `align`; it can not align to a mean. Models and mean are read tensor by
+    tensor; models of up to 2²⁷ numbers together (1 GB in float64) are held in memory during the alignment to a mean.
+
+    >>> many = align_many([a, b, c], to="mean", matcher=WeightMatching(scope="model"))  # doctest: +SKIP
+    >>> many.between(1, 2).apply(b)  # b aligned to c  # doctest: +SKIP
+    """
+    models = tuple(models)
+    _check(models, to, rounds, matcher, aligner)
+    reference = to if isinstance(to, int) else 0
+    matchers = [
+        None if i == reference else matcher(models[reference], m) if callable(matcher) else matcher
+        for i, m in enumerate(models)
+    ]
+
+    def align_one(i: int, moving: Weights, target: Weights) -> Alignment:
+        chosen = matchers[i]
+        if chosen is None:
+            assert aligner is not None
+            return aligner(moving, target)
+        return align(moving, to=target, matcher=chosen, device=device, watch=watch)
+
+    found = [None if i == reference else align_one(i, m, models[reference]) for i, m in enumerate(models)]
+    aligned = JointAlignment(
+        models,
+        tuple(_identity(m) if a is None else a.transform for a, m in zip(found, models)),
+        tuple(Distance(0.0, 0.0) if a is None else Distance(a.distance_before, a.distance_after) for a in found),
+        alignments=tuple(found),
+        device=device,
+        scope=next((m.scope for m in matchers if m is not None), None),
+    )
+    return _to_mean(aligned, matchers, align_one, rounds) if to == "mean" else aligned
+
+
+def _check(
+    models: tuple[Weights, ...],
+    to: int | str,
+    rounds: int,
+    matcher: Matcher | MatcherFor | None,
+    aligner: Aligner | None,
+) -> None:
+    if len(models) < 2:
+        raise IsobasinError(f"{len(models)} model to align: expected two or more")
+    check_reference(to, len(models))
+    if rounds < 1:
+        raise IsobasinError(f"rounds {rounds}: expected 1 or more")
+    if (matcher is None) == (aligner is None):
+        raise IsobasinError("align_many takes a matcher or an aligner, expected one of the two")
+    if aligner is not None and to == "mean":
+        raise IsobasinError(
+            "align to the mean: what lowers losses need not come nearer, and a mean needs that; give a model's number"
+        )
+    for model in models[1:]:
+        check_comparable(models[0], model)
+
+
+def _to_mean(
+    first: JointAlignment,
+    matchers: Sequence[Matcher | None],
+    align_one: Callable[[int, Weights, Weights], Alignment],
+    rounds: int,
+) -> JointAlignment:
+    """Minimise J = Σᵢ ‖Tᵢθᵢ − m‖², m the mean of all Tᵢθᵢ and T₀ = 1, over the transforms and the mean in turn.
+
+    The first model stays, so the mean keeps its gauge. Neither step raises J: a new Tᵢ is taken only if it is closer to
+    m than the old one, and the mean is the point with the least sum of squares.
+    """
+    assert first.scope is not None
+    models, names = first.models, scope_tensors(first.models[0], first.scope)
+    transforms, moved = list(first.transforms), [held_if_small(m, len(models)) for m in first.moved]
+    spread = spread_of(moved, names)
+    history = [spread.total]
+    while len(history) < rounds and spread.total > ROUNDING * spread.norm:
+        mean = mean_of(moved)
+        for i in range(1, len(models)):
+            matcher = matchers[i]
+            if isinstance(matcher, ActivationMatching) and matcher.agreements:  # correlations in the original basis
+                new = align_one(i, models[i], mean).transform
+            else:
+                new = align_one(i, moved[i], mean).transform.compose(transforms[i], mean.arch)
+            there = held_if_small(_applied(new, models[i], first.device), len(models))
+            if squared_distance(there, mean, names) < squared_distance(moved[i], mean, names):
+                transforms[i], moved[i] = new, there
+        spread = spread_of(moved, names)
+        history.append(spread.total)
+        if history[-2] - history[-1] <= MIN_DECREASE * history[-2]:
+            break
+    distances = tuple(map(Distance, spread_of(models, names).distances, spread.distances))
+    return replace(first, transforms=tuple(transforms), distances=distances, history=tuple(history))
+
+
+def _identity(model: Weights) -> Transform:
+    return Transform(model.arch.family, dict(model.arch.spaces))
+
+
+def _applied(transform: Transform, model: Weights, device: torch.device | None) -> Weights:
+    """The moved model; the same object if the transform is the identity."""
+    return transform.apply(model, device=device) if transform.elements or transform.gauge else model

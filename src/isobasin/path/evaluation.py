@@ -1,0 +1,221 @@
+"""Metrics of interpolated models: one module, moved through weight space, and the data that it is evaluated on.
+
+The parameters of the module are views into one flat buffer, so moving the module to another point is one operation on
+vectors. Every batch is read once and used for all points. Data that fit into `memory` bytes are held, and the points
+are then evaluated one after the other; larger data are read in parts, and each part is used for all points.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isobasin.errors import IsobasinError
+from isobasin.files import write_text
+from isobasin.match.comparable import check_comparable
+from isobasin.path.curve import Curve, grid
+from isobasin.running import logits, module_of, places
+from isobasin.tasks import Batch, Sums, Task
+from isobasin.weights import Weights
+
+Watch = Callable[[int, int], None]  # (number done, number in total)
+MEMORY = 2**31  # bytes
+_ALIGNMENT = 64  # floats: vector instructions and matrix kernels are fastest on parameters that start at multiples
+
+
+@dataclass(frozen=True)
+class FlatModel:
+    """A module whose parameters are views into one vector, `buffer`: writing to the buffer moves the module.
+
+    Everything is float32, whatever the checkpoints store.
+    """
+
+    like: Weights
+    module: nn.Module
+    offsets: dict[str, int]
+    buffer: Tensor
+
+    @classmethod
+    def of(cls, weights: Weights, device: torch.device | None = None) -> "FlatModel":
+        """The module of these weights, with the buffer at these weights."""
+        module = module_of(weights, attention="sdpa").to(device or torch.device("cpu")).requires_grad_(False)
+        offsets, size = {}, 0
+        for name, parameter in module.named_parameters():  # a tied parameter occurs once
+            offsets[name] = size
+            size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+        model = cls(weights, module, offsets, torch.zeros(size, device=device))
+        for name, parameter in module.named_parameters():
+            view = model.part(model.buffer, name)
+            view.copy_(parameter)
+            parameter.data = view
+        return model
+
+    def vector(self, weights: Weights) -> Tensor:
+        """Another model of the same architecture as a vector in the same layout."""
+        out = torch.zeros_like(self.buffer)
+        for name, parameter in module_of(weights, attention="sdpa").named_parameters():
+            self.part(out, name).copy_(parameter.detach())
+        return out
+
+    def part(self, vector: Tensor, name: str) -> Tensor:
+        """The part of a vector that holds one parameter, as a view in the shape of the parameter."""
+        shape = self.module.get_parameter(name).shape
+        return vector[self.offsets[name] : self.offsets[name] + shape.numel()].view(shape)
+
+    @cached_property
+    def places(self) -> dict[str, str]:
+        """The name of the parameter that holds each tensor of the architecture."""
+        return places(self.like, self.module)
+
+    @torch.inference_mode()
+    def score(self, batches: Iterable[Batch]) -> Sums | None:
+        """The metric sums over these batches at the present weights; None if there are no batches."""
+        total: Sums | None = None
+        for batch in batches:
+            one = Sums.of(logits(self.like, self.module, batch.inputs), batch)
+            total = one if total is None else total + one
+        return total
+
+
+class ResultCache:
+    """Sums of evaluated points in a small file beside the output, so that an interrupted run can continue.
+
+    `cache_key` is everything that the sums depend on: hashes of models and data, flags, the version. A file with
+    another cache key is ignored and replaced.
+    """
+
+    def __init__(self, output: Path, cache_key: Mapping[str, Any]) -> None:
+        self.path = output.with_name(f".{output.name}.isobasin-partial")
+        text = json.dumps(cache_key, sort_keys=True, default=str)
+        self._key = hashlib.sha256(text.encode()).hexdigest()
+        self._sums = self._read()
+
+    @property
+    def n_found(self) -> int:
+        """The number of points in the cache."""
+        return len(self._sums)
+
+    def find(self, point: str) -> Sums | None:
+        return self._sums.get(point)
+
+    def store(self, point: str, sums: Sums) -> None:
+        self._sums[point] = sums
+        rows = {name: asdict(one) for name, one in self._sums.items()}
+        write_text(self.path, json.dumps({"question": self._key, "sums": rows}))
+
+    def close(self) -> None:
+        """Delete the file; call this when the output is written."""
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, Sums]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            if found["question"] != self._key:
+                return {}
+            return {name: Sums(**row) for name, row in found["sums"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}  # there is no file, or it is not one of ours
+
+
+def evaluate_points(
+    model: FlatModel,
+    points: Mapping[str, Callable[[], object]],
+    task: Iterable[Batch],
+    *,
+    memory: int = MEMORY,
+    cache: ResultCache | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Sums]:
+    """The metric sums over all the data at every point; a point is given by a function that moves the model there."""
+    totals: dict[str, Sums] = {}
+    for number, part in enumerate(_parts(task, memory)):
+        held = [_to_device(batch, model.buffer.device) for batch in part]
+        for done, (name, move) in enumerate(points.items(), 1):
+            key = f"{name}/{number}"
+            sums = cache.find(key) if cache else None
+            if sums is None:
+                move()
+                sums = model.score(held)
+                assert sums is not None
+                if cache:
+                    cache.store(key, sums)
+            totals[name] = totals[name] + sums if name in totals else sums
+            if watch:
+                watch(done, len(points))
+    if not totals:
+        raise IsobasinError("--data holds nothing to measure: expected at least one sample")
+    return totals
+
+
+def _parts(task: Iterable[Batch], memory: int) -> Iterator[Sequence[Batch]]:
+    part: list[Batch] = []
+    size = 0
+    for batch in task:
+        part.append(batch)
+        size += sum(t.nbytes for t in (*batch.inputs.values(), batch.targets))
+        if size >= memory:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _to_device(batch: Batch, device: torch.device) -> Batch:
+    inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
+    return Batch(inputs, batch.targets.to(device), batch.n_bytes)
+
+
+def evaluate_line(
+    model: FlatModel,
+    start: Tensor,
+    end: Tensor,
+    task: Task,
+    lambdas: Sequence[float],
+    *,
+    name: str,
+    memory: int = MEMORY,
+    cache: ResultCache | None = None,
+    watch: Watch | None = None,
+) -> Curve:
+    """Every metric of the task on the line between two vectors; `name` identifies the line in the cache."""
+    # torch.lerp gives exactly the end vectors at 0 and at 1.
+    points = {f"{name}/{lam!r}": partial(torch.lerp, start, end, lam, out=model.buffer) for lam in lambdas}
+    sums = evaluate_points(model, points, task, memory=memory, cache=cache, watch=watch)
+    return curve_of(lambdas, sums.values(), task)
+
+
+def curve_of(lambdas: Sequence[float], sums: Iterable[Sums], task: Task) -> Curve:
+    """The curve that the sums at these points make."""
+    rows: list[Mapping[str, float]] = [one.metrics(task.kind) for one in sums]
+    return Curve(tuple(lambdas), {name: tuple(row[name] for row in rows) for name in rows[0]})
+
+
+def evaluate_path(
+    a: Weights,
+    b: Weights,
+    task: Task,
+    *,
+    n_points: int = 25,
+    device: torch.device | None = None,
+    memory: int = MEMORY,
+    cache: ResultCache | None = None,
+    watch: Watch | None = None,
+) -> Curve:
+    """Every metric of the task at (1−λ)·a + λ·b, interpolated in float32; the ends are exactly the two models.
+
+    `memory` is the number of bytes of data that may be held in memory. `cache` keeps the sums of evaluated points.
+    `watch(done, total)` is called after each point.
+
+    >>> evaluate_path(a, b, open_task("test.txt", [a, b])).barrier  # doctest: +SKIP
+    Barrier(height=0.715, lam=0.5)
+    """
+    check_comparable(a, b)
+    model = FlatModel.of(a, device)
+    start, end = model.buffer.clone(), model.vector(b)
+    return evaluate_line(model, start, end, task, grid(n_points), name="", memory=memory, cache=cache, watch=watch)
