@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from isobasin.transform import Transform
+from isobasin.transform_file import save_transform
 from torch import Tensor
 
 import tiny
@@ -20,8 +22,6 @@ from isobasin.cli import run
 from isobasin.groups import Permutation
 from isobasin.model import ModelConfig, Transformer
 from isobasin.symmetries import SCOPES
-from isobasin.transform import Transform
-from isobasin.transform_file import save_transform
 from isobasin.weights import load
 
 pytestmark = pytest.mark.hf

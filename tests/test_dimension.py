@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isobasin.dimension import (
+from isobasin.errors import ArchitectureError
+from isobasin.symmetries.dimension import (
     AttentionBlock,
     Nullity,
     _null_space,
@@ -15,7 +16,6 @@ from isobasin.dimension import (
     predicted_nullity,
     small_block,
 )
-from isobasin.errors import ArchitectureError
 
 PLAIN = AttentionBlock(n_heads=2, n_kv_heads=2, d_model=6, d_head=4)
 ROPE = replace(PLAIN, positions="rope")

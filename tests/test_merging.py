@@ -10,16 +10,16 @@ import yaml
 from torch import Tensor
 
 import tiny
+from isobasin.alignment.align import align
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.checkpoint import open_checkpoint
 from isobasin.errors import ArchitectureError, CheckpointError, IsobasinError
-from isobasin.match.align import align
-from isobasin.match.matchers import WeightMatching
 from isobasin.merging.joint_alignment import align_many
 from isobasin.merging.mean import scope_tensors
 from isobasin.merging.merge import MergeResult, escaped, merge, model_card
 from isobasin.merging.recipe import MergeRecipe
 from isobasin.merging.tensors import CHUNK, Linear, Slerp, combine
-from isobasin.transform import scramble
+from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights, load
 
 pytestmark = pytest.mark.hf

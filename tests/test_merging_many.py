@@ -9,11 +9,11 @@ import torch
 
 import isobasin as ib
 import tiny
+from isobasin.alignment.align import align
 from isobasin.errors import IsobasinError
-from isobasin.match.align import align
 from isobasin.merging.joint_alignment import JointAlignment, align_many
-from isobasin.running import change, outputs, random_inputs
-from isobasin.transform import Transform
+from isobasin.runtime import change, outputs, random_inputs
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
 WHOLE = ib.WeightMatching(scope="model")

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 import torch
 from subjects import held
 
-from isobasin.action import Action
 from isobasin.arch import Term
 from isobasin.groups import Element, Matrix, Monomial
-from isobasin.views import Doubled
+from isobasin.symmetries.action import Action
+from isobasin.views import AsFloat64
 from isobasin.weights import Weights
 
 
 def act(weights: Weights, elements: Mapping[str, Element], kind: type[Action] = Action) -> Weights:
     """The elements straight on the tensors, whether or not they lie in the group."""
     changes = kind(weights.arch, elements).changes()
-    return held(weights, {name: change(Doubled(weights)) for name, change in changes.items()})
+    return held(weights, {name: change(AsFloat64(weights)) for name, change in changes.items()})
 
 
 @dataclass(frozen=True)

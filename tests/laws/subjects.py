@@ -11,7 +11,7 @@ from torch import Tensor
 
 import oracle
 import tiny
-from isobasin.transform import Transform
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights, load
 
 

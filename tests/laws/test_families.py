@@ -16,7 +16,7 @@ from torch import Tensor
 import tiny
 from isobasin.arch import HeadSpace
 from isobasin.symmetries import group_of, symmetry
-from isobasin.transform import Transform, scramble
+from isobasin.symmetries.transform import Transform, scramble
 from isobasin.weights import Weights, load
 
 pytestmark = pytest.mark.hf

@@ -14,11 +14,12 @@ from torch import Tensor
 
 import tiny
 from isobasin.arch import HeadSpace, Space
-from isobasin.gauge import Coordinate, NormCoordinate
 from isobasin.groups import GL, Heads, Matrix, RotaryCommutant
-from isobasin.normalize import normalize
 from isobasin.symmetries import group_of, symmetry
-from isobasin.views import Doubled
+from isobasin.symmetries.coordinate import Coordinate
+from isobasin.symmetries.norm_coordinates import NormCoordinate
+from isobasin.symmetries.normal_form import normalize
+from isobasin.views import AsFloat64
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -146,7 +147,7 @@ def cancelled(weights: Weights) -> set[str]:
 @every_case
 def test_each_free_coordinate_is_free_and_each_compensation_is_needed(name: str) -> None:
     s = subject(name)
-    weights, tensors = s.weights, Doubled(s.weights)
+    weights, tensors = s.weights, AsFloat64(s.weights)
     rng = torch.Generator().manual_seed(0)
     usable = [c for c in symmetry(weights.arch).coordinates.values() if c.usable(tensors)]
     assert len(usable) > weights.arch.sizes.n_layers

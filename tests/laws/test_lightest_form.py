@@ -6,10 +6,10 @@ import pytest
 import torch
 from subjects import change, distance, held, moved, said, subject
 
-from isobasin.gauge import ReaderMean
-from isobasin.normalize import lightest
 from isobasin.symmetries import symmetry
-from isobasin.transform import scramble
+from isobasin.symmetries.mean_coordinates import ReaderMean
+from isobasin.symmetries.normal_form import to_normal_form
+from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -46,13 +46,13 @@ def growth(flat: Weights, weights: Weights, scope: str) -> float:
 def test_small_gains_in_front_of_a_scope_make_nothing_large(name: str, gain: float) -> None:
     weights = with_gains(subject(name).weights, "first-attention", gain, -gain)
     coordinates = symmetry(weights).scoped("first-attention").coordinates
-    flat = moved(lightest(weights, coordinates), weights)
+    flat = moved(to_normal_form(weights, coordinates), weights)
     assert growth(flat, weights, "first-attention") <= 1
     outputs = [said(m, subject(name).inputs) for m in (flat, weights)]
     assert distance(*outputs) < 1e-9
 
     folded = {n: replace(c, folded=True) if isinstance(c, ReaderMean) else c for n, c in coordinates.items()}
-    wrong = moved(lightest(weights, folded), weights)  # as if the norm were part of the scope
+    wrong = moved(to_normal_form(weights, folded), weights)  # as if the norm were part of the scope
     assert not growth(wrong, weights, "first-attention") <= 1 + 1e-3
 
 
@@ -63,6 +63,6 @@ def test_all_disguises_have_one_lightest_form(name: str, scope: str) -> None:
     planted = scramble(weights, scope=scope, seed=3)
     disguised = moved(replace(planted, elements={}), weights)
     coordinates = symmetry(weights).scoped(scope).coordinates
-    first, second = (moved(lightest(m, coordinates), m) for m in (weights, disguised))
+    first, second = (moved(to_normal_form(m, coordinates), m) for m in (weights, disguised))
     assert max(change(disguised, weights).values()) > 0.1
     assert max(change(second, first).values()) < 1e-6

@@ -24,9 +24,9 @@ from isobasin.arch import HeadSpace, Space
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element, HeadsElement
 from isobasin.model import ModelConfig, Transformer
-from isobasin.normalize import normalize
 from isobasin.symmetries import group_of, symmetry
-from isobasin.transform import scramble
+from isobasin.symmetries.normal_form import normalize
+from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights, load
 
 pytestmark = pytest.mark.hf

@@ -18,9 +18,9 @@ from isobasin.arch import HeadSpace, Space
 from isobasin.errors import TransformError
 from isobasin.groups import GL, Element, Heads, Matrix, RotaryCommutant
 from isobasin.model import ModelConfig, Transformer
-from isobasin.normalize import normalize
 from isobasin.symmetries import group_of
-from isobasin.transform import Transform, scramble
+from isobasin.symmetries.normal_form import normalize
+from isobasin.symmetries.transform import Transform, scramble
 from isobasin.weights import Weights, load
 
 EXACT = 1e-9

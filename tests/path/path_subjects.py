@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from isobasin.running import logits, module_of
+from isobasin.runtime import logits, module_of
 from isobasin.tasks import Batch, Task
 from isobasin.weights import Weights
 

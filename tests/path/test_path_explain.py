@@ -15,7 +15,7 @@ import tiny
 from isobasin.path.curve import Curve, grid
 from isobasin.path.evaluation import FlatModel, evaluate_line
 from isobasin.path.explanation import components, explain, explained_lambdas, mixed_outputs
-from isobasin.running import module_of
+from isobasin.runtime import module_of
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf

@@ -9,10 +9,10 @@ from path_subjects import random_ids, token_task, told_task
 import isobasin as ib
 import tiny
 from isobasin.groups import HeadsElement, Monomial
-from isobasin.normalize import normalize
 from isobasin.path.evaluation import evaluate_path
 from isobasin.symmetries import symmetry
-from isobasin.transform import Transform
+from isobasin.symmetries.normal_form import normalize
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from isobasin.running import module_of
 from task_subjects import TEXT, own
 
 from isobasin.errors import IsobasinError
-from isobasin.running import module_of
 from isobasin.tasks import IGNORED, Batch, Sums, open_task
 
 

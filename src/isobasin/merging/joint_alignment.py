@@ -11,16 +11,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from isobasin.alignment.align import Matcher, align
+from isobasin.alignment.matchers import ActivationMatching
+from isobasin.alignment.problem import check_comparable
+from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
-from isobasin.match.align import align
-from isobasin.match.alignment import Alignment
-from isobasin.match.comparable import check_comparable
-from isobasin.match.matchers import ActivationMatching, Matcher
 from isobasin.merging.mean import held_if_small, mean_of, scope_tensors, spread_of, squared_distance
 from isobasin.merging.recipe import MAX_ROUNDS, check_reference
 from isobasin.symmetries import symmetry
-from isobasin.transform import Transform, Value
-from isobasin.views import Doubled
+from isobasin.symmetries.transform import Transform, Value
+from isobasin.views import AsFloat64
 from isobasin.weights import Weights
 
 MIN_DECREASE = 1e-6  # the rounds end with one that lowers the objective by a smaller share
@@ -90,7 +90,7 @@ class JointAlignment:
         """
         free = symmetry(self.models[0].arch).coordinates
         named = dict.fromkeys(name for t in self.transforms for name in t.gauge)
-        usable = [n for n in named if all(free[n].usable(Doubled(m)) for m in (*self.models, *self.moved))]
+        usable = [n for n in named if all(free[n].usable(AsFloat64(m)) for m in (*self.models, *self.moved))]
         values = [{name: self._value(k, name) for name in usable} for k in range(len(self.models))]
         # A norm may have only a gain in one model, and gain and shift in another: only what all have is set.
         rows = {name: min(_rows(v[name].before) for v in values) for name in usable}
@@ -103,7 +103,7 @@ class JointAlignment:
         if name in self.transforms[k].gauge:
             return self.transforms[k].gauge[name]
         coordinate = symmetry(self.models[k].arch).coordinates[name]
-        before, after = (coordinate.read(Doubled(m)).cpu() for m in (self.models[k], self.moved[k]))
+        before, after = (coordinate.read(AsFloat64(m)).cpu() for m in (self.models[k], self.moved[k]))
         return _cut(Value(before, after), min(_rows(before), _rows(after)))
 
     def __str__(self) -> str:

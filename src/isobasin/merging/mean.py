@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from isobasin.symmetries import symmetry
-from isobasin.views import Change, Doubled, View
+from isobasin.views import AsFloat64, Change, View
 from isobasin.weights import Weights
 
 MAX_HELD = 2**27  # numbers of all models together, up to which moved models are held in memory (in float64)
@@ -41,7 +41,7 @@ def mean_of(models: Sequence[Weights]) -> Weights:
 
 
 def _float64(model: Weights, name: str) -> Tensor:
-    return Doubled(model)[name].cpu()
+    return AsFloat64(model)[name].cpu()
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:

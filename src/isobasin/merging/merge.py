@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
+from isobasin.alignment.problem import check_comparable
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
 from isobasin.errors import IsobasinError
-from isobasin.match.comparable import check_comparable
 from isobasin.merging.recipe import MAX_ROUNDS, MergeRecipe
 from isobasin.merging.tensors import BLOCK_BYTES, Linear, MergedTensor, write_merged
 from isobasin.views import Change, View
@@ -21,8 +21,8 @@ from isobasin.weights import Weights
 
 # Alignment needs scipy; a merge without alignment does not import it, and starts sooner.
 if TYPE_CHECKING:
-    from isobasin.match.alignment import Alignment
-    from isobasin.match.matchers import Matcher
+    from isobasin.alignment.align import Matcher
+    from isobasin.alignment.result import Alignment
     from isobasin.merging.joint_alignment import Aligner, Distance, MatcherFor
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)

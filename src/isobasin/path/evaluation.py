@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isobasin.alignment.problem import check_comparable
 from isobasin.errors import IsobasinError
 from isobasin.files import write_text
-from isobasin.match.comparable import check_comparable
 from isobasin.path.curve import Curve, grid
-from isobasin.running import logits, module_of, places
+from isobasin.runtime import logits, module_of, places
 from isobasin.tasks import Batch, Sums, Task
 from isobasin.weights import Weights
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isobasin.match.alignment import Alignment
-from isobasin.match.comparable import check_comparable
+from isobasin.alignment.problem import check_comparable
+from isobasin.alignment.result import Alignment
 from isobasin.path.curve import Curve, finite_or_none, grid
 from isobasin.path.evaluation import FlatModel, ResultCache, Watch, evaluate_line, evaluate_points
 from isobasin.path.explanation import Explanation, explain

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from isobasin.match.attention import AttentionMatrices, attention_matrices
-from isobasin.match.linear import align_matrices
-from isobasin.match.recipe import align_rotary_recipe, descend_linear
-from isobasin.match.rotary import align_rotary, pair_constants, rotary_objective
+from isobasin.alignment.attention import AttentionMatrices, attention_matrices
+from isobasin.alignment.linear import align_matrices
+from isobasin.alignment.reference import align_rotary_recipe, descend_linear
+from isobasin.alignment.rotary import align_rotary, pair_constants, rotary_objective
 from isobasin.model import ModelConfig, Transformer
-from isobasin.views import Doubled
+from isobasin.views import AsFloat64
 from isobasin.weights import load
 
 
@@ -28,7 +28,7 @@ def trained(positions: str, seed: int) -> list[AttentionMatrices]:
         loss.backward()
         optimizer.step()
     weights = load({k: v.detach() for k, v in model.state_dict().items()}, config.to_dict())
-    return [attention_matrices(weights.arch, heads, Doubled(weights)) for heads in weights.arch.heads()]
+    return [attention_matrices(weights.arch, heads, AsFloat64(weights)) for heads in weights.arch.heads()]
 
 
 def pairs(positions: str) -> tuple[list[Tensor], list[Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 import isobasin as ib
 import tiny
 from isobasin.cli import run
-from isobasin.running import change, outputs, random_inputs
+from isobasin.runtime import change, outputs, random_inputs
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf

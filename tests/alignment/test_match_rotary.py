@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from isobasin.alignment.reference import align_rotary_recipe
+from isobasin.alignment.rotary import PairConstants, align_rotary, complex_pairs, pair_constants, rotary_objective
 from isobasin.errors import IsobasinError
-from isobasin.match.recipe import align_rotary_recipe
-from isobasin.match.rotary import PairConstants, align_rotary, complex_pairs, pair_constants, rotary_objective
 
 
 def normal(*shape: int, seed: int) -> Tensor:

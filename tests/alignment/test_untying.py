@@ -13,9 +13,9 @@ import isobasin as ib
 import tiny
 from isobasin.arch import Space
 from isobasin.cli import run
-from isobasin.match.untying import untied
 from isobasin.model import ModelConfig, Transformer
-from isobasin.running import change, outputs, random_inputs
+from isobasin.runtime import change, outputs, random_inputs
+from isobasin.weights import untied
 
 pytestmark = pytest.mark.hf
 

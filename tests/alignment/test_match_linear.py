@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from isobasin.alignment.linear import align_linear, align_linear_factors, align_matrices, head_grams, linear_residual
+from isobasin.alignment.newton import Grams, descend, linear_gradient, linear_objective, relative_gradient
+from isobasin.alignment.reference import align_linear_recipe, descend_linear, loss_and_gradient, orthogonal_start
 from isobasin.errors import IsobasinError
-from isobasin.match.descent import Grams, descend, linear_gradient, linear_objective, relative_gradient
-from isobasin.match.linear import align_linear, align_linear_factors, align_matrices, head_grams, linear_residual
-from isobasin.match.recipe import align_linear_recipe, descend_linear, loss_and_gradient, orthogonal_start
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 from align_subjects import moved_outputs, sent_home
+from isobasin.match import align as aligning
+from isobasin.match.verification import Probe
 from safetensors.torch import save_file
 
 import tiny
+from isobasin.alignment.attention import AttentionMatrices
+from isobasin.alignment.heads import HeadMatch, match_heads
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.cli import run
 from isobasin.groups import GL
-from isobasin.match import align as aligning
-from isobasin.match.attention import AttentionMatrices
-from isobasin.match.heads import HeadMatch, match_heads
-from isobasin.match.matchers import WeightMatching
-from isobasin.match.verification import Probe
-from isobasin.transform import Transform
-from isobasin.transform_file import load_transform
+from isobasin.symmetries.transform import Transform
+from isobasin.symmetries.transform_file import load_transform
 from isobasin.weights import load
 from refusals import everything
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from isobasin.match import headcost
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from isobasin.alignment.headcost import complete_cost, cosine_cost, product_cost, singular_cost
+from isobasin.alignment.rotary import complex_pairs
 from isobasin.errors import IsobasinError
-from isobasin.match import headcost
-from isobasin.match.assignment import assign, assign_grouped
-from isobasin.match.headcost import complete_cost, cosine_cost, product_cost, singular_cost
-from isobasin.match.rotary import complex_pairs
+from isobasin.groups.assignment import assign, assign_grouped
 
 
 def normal(*shape: int, seed: int) -> Tensor:

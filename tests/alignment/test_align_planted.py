@@ -25,14 +25,14 @@ from align_subjects import (
 from torch import Tensor
 
 import tiny
+from isobasin.alignment.align import align
+from isobasin.alignment.attention import attention_matrices
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
 from isobasin.groups import GL, Matrix, RotaryCommutant
-from isobasin.match.align import align
-from isobasin.match.alignment import Alignment
-from isobasin.match.attention import attention_matrices
-from isobasin.match.matchers import WeightMatching
 from isobasin.model import ModelConfig
-from isobasin.views import Doubled
+from isobasin.views import AsFloat64
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -164,7 +164,7 @@ def turned_inside_heads(a: Weights, seed: int = 1) -> Weights:
 def products(a: Weights) -> list[Tensor]:
     found = []
     for heads in a.arch.heads():
-        m = attention_matrices(a.arch, heads, Doubled(a))
+        m = attention_matrices(a.arch, heads, AsFloat64(a))
         found.append(m.q @ m.k.repeat_interleave(heads.group_size, 0).mT)
     return found
 

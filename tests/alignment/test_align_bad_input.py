@@ -14,10 +14,10 @@ from align_subjects import model
 from safetensors.torch import load_file, save_file
 
 import tiny
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.problem import SETTINGS, check_comparable
 from isobasin.checkpoint import CheckpointWriter
 from isobasin.cli import run
-from isobasin.match.comparable import SETTINGS, check_comparable
-from isobasin.match.matchers import WeightMatching
 from isobasin.model import ModelConfig, Transformer
 from refusals import check_refused, everything
 

@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from isobasin.match.blockprobe import BlockProbe
+from isobasin.match.canonical import blocks
+from isobasin.match.sweep import Board
 
 import isobasin as ib
 import tiny
+from isobasin.alignment.align import align
 from isobasin.cli import run
 from isobasin.errors import VerificationError
 from isobasin.groups import HeadsElement, Monomial, Orthogonal
-from isobasin.match.align import align
-from isobasin.match.blockprobe import BlockProbe
-from isobasin.match.canonical import Canonical, blocks
-from isobasin.match.sweep import Board
-from isobasin.running import change, outputs, random_inputs
+from isobasin.runtime import change, outputs, random_inputs
 from isobasin.symmetries import symmetry
-from isobasin.transform import Transform
+from isobasin.symmetries.normal_form import NormalForm
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -123,7 +124,7 @@ def test_every_tensor_lies_in_exactly_one_block(tmp_path: Path) -> None:
 
 def test_canonical_units_are_balanced(tmp_path: Path) -> None:
     model = saved(named("llama-untied"), tmp_path)
-    block = Canonical(model, symmetry(model.arch), torch.float64, CPU).block("ff0")
+    block = NormalForm(model, symmetry(model.arch), torch.float64, CPU).block("ff0")
     up = next(t for n, t in block.items() if "up_proj" in n).norm(dim=1)
     down = next(t for n, t in block.items() if "down_proj" in n).norm(dim=0)
     assert torch.allclose(up, down)
@@ -133,7 +134,7 @@ def test_canonical_units_are_balanced(tmp_path: Path) -> None:
 def test_a_sweep_measures_the_state_it_is_given(tmp_path: Path) -> None:
     a, b = (saved(named("llama-gqa"), tmp_path, seed) for seed in (0, 1))
     part = symmetry(b.arch)
-    board = Board(*(Canonical(m, part, torch.float64, CPU) for m in (a, b)), MATCHER)
+    board = Board(*(NormalForm(m, part, torch.float64, CPU) for m in (a, b)), MATCHER)
     square, proposed, _ = board.sweep(board.identity)
     pairs = [(board.a.block(s)[n], t) for s in blocks(b.arch) for n, t in board.b.block(s).items()]
     direct = sum(float((x - y).square().sum()) for x, y in pairs)
@@ -157,13 +158,13 @@ def test_an_element_outside_the_group_is_caught_layer_by_layer(tmp_path: Path) -
 
 
 def _both(model: Weights, transform: Transform) -> tuple[object, object]:
-    from isobasin.views import Doubled, View
+    from isobasin.views import AsFloat64, View
 
     stages = transform._stages(symmetry(model.arch), model.arch)
-    tensors: object = Doubled(model)
+    tensors: object = AsFloat64(model)
     for stage in stages:
         tensors = View(tensors, stage)  # type: ignore[arg-type]
-    return Doubled(model), tensors
+    return AsFloat64(model), tensors
 
 
 def test_the_command_line_moves_whole_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

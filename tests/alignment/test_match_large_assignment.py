@@ -11,10 +11,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
-from isobasin.match.large_assignment import EXACT_BELOW, assign, upper_bound
+from isobasin.groups.assignment import DENSE_BELOW, assign_certified, upper_bound
 
 SPARSE = 1  # exact_below: even the smallest table goes the way of the large ones
-WAYS = pytest.mark.parametrize("exact_below", [SPARSE, EXACT_BELOW], ids=["sparse", "dense"])
+WAYS = pytest.mark.parametrize("exact_below", [SPARSE, DENSE_BELOW], ids=["sparse", "dense"])
 KINDS = ["gaussian", "constant", "integers", "copies", "negative", "ranges", "dead", "hubs"]
 
 
@@ -66,7 +66,7 @@ def test_the_value_is_scipys_and_the_bound_holds(
 ) -> None:
     benefit = table(kind, n, seed=seed, dtype=dtype)
     before, best = benefit.clone(), optimum(benefit)
-    found = assign(benefit.requires_grad_(), tolerance=0, exact_below=exact_below)
+    found = assign_certified(benefit.requires_grad_(), tolerance=0, exact_below=exact_below)
     benefit = benefit.detach()
     rounding = 1e-13 * n * float(benefit.abs().max())
     assert found.index.sort().values.tolist() == list(range(n))
@@ -86,7 +86,7 @@ def test_a_reading_by_favourites_alone_is_not_the_answer() -> None:
         benefit, taken = table("hubs", 40, seed=seed), []
         for row in benefit:
             taken.append(int(row.index_fill(0, torch.tensor(taken, dtype=torch.int64), -torch.inf).argmax()))
-        short += worth(benefit, torch.tensor(taken)) < (1 - 1e-3) * assign(benefit, exact_below=SPARSE).value
+        short += worth(benefit, torch.tensor(taken)) < (1 - 1e-3) * assign_certified(benefit, exact_below=SPARSE).value
     assert short == 5
 
 
@@ -94,7 +94,7 @@ def test_a_reading_by_favourites_alone_is_not_the_answer() -> None:
 @pytest.mark.parametrize("kind", ["gaussian", "copies", "dead", "hubs"])
 def test_the_gap_to_the_optimum_is_at_most_the_certified_one(kind: str, tolerance: float) -> None:
     benefit = table(kind, 300, seed=3, dtype=torch.float32)
-    found, best = assign(benefit, tolerance=tolerance, exact_below=SPARSE), optimum(benefit)
+    found, best = assign_certified(benefit, tolerance=tolerance, exact_below=SPARSE), optimum(benefit)
     assert best <= found.bound
     assert best - found.value <= found.gap * found.value * (1 + 1e-9)
     assert found.gap <= max(tolerance, 1e-5)
@@ -104,7 +104,7 @@ def test_the_gap_to_the_optimum_is_at_most_the_certified_one(kind: str, toleranc
 def test_any_prices_bound_the_optimum_but_only_good_ones_certify_it() -> None:
     benefit = table("gaussian", 50, seed=7)
     best, rng = optimum(benefit), np.random.default_rng(7)
-    certified = assign(benefit, tolerance=0, exact_below=SPARSE).bound
+    certified = assign_certified(benefit, tolerance=0, exact_below=SPARSE).bound
     assert certified - best <= 1e-9 * best
     for prices in (np.zeros(50), rng.random(50), -3 * rng.random(50), 1e6 * rng.random(50)):
         assert upper_bound(benefit, prices) > (1 + 1e-3) * best
@@ -132,57 +132,57 @@ def test_a_planted_permutation_is_recovered(noise: float, prices: bool) -> None:
     if prices:
         benefit = benefit + 300 * torch.rand(700, generator=torch.Generator().manual_seed(6))
         assert len(benefit.argmax(1).unique()) < 350
-    found = assign(benefit, tolerance=0)
+    found = assign_certified(benefit, tolerance=0)
     assert torch.equal(found.index, planted)
     assert (found.rounds == 0) != prices
     strangers, planted = related(700, seed=5, kept=0.5, noise=noise)
-    hits = assign(strangers, tolerance=0).index == planted
+    hits = assign_certified(strangers, tolerance=0).index == planted
     assert hits[:350].all()
     assert not hits.all()  # negative control: the other half has no partner to find
 
 
 def test_a_start_changes_the_time_and_never_the_value() -> None:
     benefit = table("gaussian", 640, seed=11, dtype=torch.float32)
-    cold = assign(benefit, tolerance=0)
-    kept = assign(benefit, start=cold.index)
+    cold = assign_certified(benefit, tolerance=0)
+    kept = assign_certified(benefit, start=cold.index)
     assert torch.equal(kept.index, cold.index)
     assert kept.rounds == 0
     assert cold.rounds > 0
     other = torch.randperm(640, generator=torch.Generator().manual_seed(1))
-    found = assign(benefit, start=other, tolerance=0)
+    found = assign_certified(benefit, start=other, tolerance=0)
     assert found.rounds > 0  # negative control: a bad start is not kept
     assert found.value == pytest.approx(cold.value, rel=1e-12)
-    assert assign(benefit, start=other, tolerance=100.0).value >= worth(benefit, other)
+    assert assign_certified(benefit, start=other, tolerance=100.0).value >= worth(benefit, other)
 
 
 def test_the_same_table_gives_the_same_answer() -> None:
     for kind in ("dead", "hubs"):
-        one, two = (assign(table(kind, 520, seed=2, dtype=torch.float32), tolerance=0.01) for _ in range(2))
+        one, two = (assign_certified(table(kind, 520, seed=2, dtype=torch.float32), tolerance=0.01) for _ in range(2))
         assert torch.equal(one.index, two.index)
         assert (one.value, one.bound, one.rounds) == (two.value, two.bound, two.rounds)
     assert "520 pairs worth" in str(one)
-    assert not torch.equal(one.index, assign(table("hubs", 520, seed=3, dtype=torch.float32)).index)
+    assert not torch.equal(one.index, assign_certified(table("hubs", 520, seed=3, dtype=torch.float32)).index)
 
 
 @WAYS
 def test_a_table_of_zeros_is_certified(exact_below: int) -> None:
     """No share of zero can be missing: the gap is none, or it is infinite."""
-    assert assign(torch.zeros(30, 30), exact_below=exact_below).gap == 0
+    assert assign_certified(torch.zeros(30, 30), exact_below=exact_below).gap == 0
     uneven = torch.tensor([[1.0, -1.0], [1.0, -1.0]])  # worth zero, and its favourites would be worth two
-    assert assign(uneven, exact_below=exact_below).bound < 1e-6
+    assert assign_certified(uneven, exact_below=exact_below).bound < 1e-6
 
 
 def test_bad_tables_are_named() -> None:
     with pytest.raises(IsobasinError, match="expected a square table"):
-        assign(torch.zeros(2, 3))
+        assign_certified(torch.zeros(2, 3))
     with pytest.raises(IsobasinError, match="expected a square table"):
-        assign(torch.zeros(0, 0))
+        assign_certified(torch.zeros(0, 0))
     with pytest.raises(IsobasinError, match="expected float32 or float64"):
-        assign(torch.zeros(2, 2, dtype=torch.bfloat16))
+        assign_certified(torch.zeros(2, 2, dtype=torch.bfloat16))
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(IsobasinError, match="NaN or infinity"):
-            assign(torch.eye(3).index_fill(0, torch.tensor([1]), bad))
+            assign_certified(torch.eye(3).index_fill(0, torch.tensor([1]), bad))
     with pytest.raises(IsobasinError, match="not a permutation of 3 units"):
-        assign(torch.eye(3), start=torch.tensor([0, 0, 2]))
+        assign_certified(torch.eye(3), start=torch.tensor([0, 0, 2]))
     with pytest.raises(IsobasinError, match="expected 0"):
-        assign(torch.eye(3), tolerance=-1.0)
+        assign_certified(torch.eye(3), tolerance=-1.0)

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from isobasin.match import canonical, overlap, slices, whole
+from isobasin.match.canonical import ENDS
+from isobasin.match.sweep import Board
 
 import isobasin as ib
 import tiny
 from isobasin.checkpoint import Checkpoint
-from isobasin.match import canonical, overlap, slices, whole
-from isobasin.match.canonical import ENDS, Canonical
-from isobasin.match.sweep import Board
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.normal_form import NormalForm
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -38,7 +39,7 @@ def saved(name: str, place: Path, seed: int = 0) -> Weights:
 
 
 def board(a: Weights, b: Weights, dtype: torch.dtype = torch.float64) -> Board:
-    return Board(*(Canonical(m, symmetry(b.arch), dtype, CPU) for m in (a, b)), MATCHER)
+    return Board(*(NormalForm(m, symmetry(b.arch), dtype, CPU) for m in (a, b)), MATCHER)
 
 
 @pytest.mark.usefixtures("streamed")

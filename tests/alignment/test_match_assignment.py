@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
-from isobasin.match.assignment import assign, assign_grouped
+from isobasin.groups.assignment import assign, assign_grouped
 
 
 def costs(h: int, *, seed: int) -> Tensor:

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny
+from isobasin.alignment.align import align
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.reference import ReferenceMatching
+from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
 from isobasin.cli import run
-from isobasin.gauge.coordinate import face_columns
-from isobasin.match.align import align
-from isobasin.match.alignment import Alignment
-from isobasin.match.matchers import WeightMatching
-from isobasin.match.reference import ReferenceMatching
+from isobasin.symmetries.coordinate import face_columns
 from isobasin.weights import Weights
 from refusals import check_refused, everything
 

@@ -12,12 +12,12 @@ from align_subjects import moved_outputs, own_inputs, scrambled
 from torch import Tensor
 
 import tiny
+from isobasin.alignment.activations import reading_roots, second_moments
+from isobasin.alignment.attention import attention_matrices
 from isobasin.cli import run
-from isobasin.match.attention import attention_matrices
 from isobasin.model import ModelConfig, Transformer
-from isobasin.moments import reading_roots, second_moments
 from isobasin.tasks.unlabeled import MAX_TOKENS, unlabeled
-from isobasin.views import Doubled
+from isobasin.views import AsFloat64
 from isobasin.weights import Weights, load
 from refusals import check_refused, everything
 
@@ -156,7 +156,7 @@ def test_the_metric_is_the_mean_square_of_what_the_layer_computes(case: str, tmp
 
     root = reading_roots(models[0], models[1], tmp_path / "ids.npy")["heads0"]
     heads = next(iter(models[0].arch.heads()))
-    m = attention_matrices(models[0].arch, heads, Doubled(models[0]))
+    m = attention_matrices(models[0].arch, heads, AsFloat64(models[0]))
     for plain, seen in zip((m.q, m.k, m.v), (m.weighted(root).q, m.weighted(root).k, m.weighted(root).v), strict=True):
         outputs = [torch.einsum("td,hdn->htn", y[:, : plain.shape[1]], plain) for y in reads]
         expected = sum(x.square().sum((1, 2)) / x.shape[1] for x in outputs) / 2

@@ -13,12 +13,12 @@ from torch import Tensor
 
 import oracle
 import tiny
-from isobasin.action import Action
 from isobasin.groups import Element, HeadsElement
 from isobasin.model import ModelConfig, Transformer
 from isobasin.symmetries import symmetry
-from isobasin.transform import Transform, scramble
-from isobasin.views import Doubled
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.transform import Transform, scramble
+from isobasin.views import AsFloat64
 from isobasin.weights import Weights, load
 
 # What attention consists of, from the files' names alone.
@@ -87,7 +87,7 @@ def with_noise(pair: Pair, share: float = 0.1, seed: int = 5) -> Pair:
 def acted(a: Weights, elements: Mapping[str, Element]) -> Weights:
     """The elements straight on the tensors, whether or not they lie in the group, in float64."""
     changes = Action(a.arch, elements).changes()
-    return held(a, {name: change(Doubled(a)) for name, change in changes.items()})
+    return held(a, {name: change(AsFloat64(a)) for name, change in changes.items()})
 
 
 def squared_distance(found: Weights, a: Weights) -> float:

@@ -5,22 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from isobasin.match.overlap import empty
+from isobasin.match.spaces import match_space
+from isobasin.match.sweep import Board
 from torch import Tensor
 
 import isobasin as ib
 import tiny
+from isobasin.alignment.activation_term import ActivationTerm
+from isobasin.alignment.activations import correlations
+from isobasin.alignment.align import align
+from isobasin.alignment.matchers import ActivationMatching
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Monomial
-from isobasin.match.activations_whole import Agreement
-from isobasin.match.align import align
-from isobasin.match.canonical import Canonical
-from isobasin.match.matchers import ActivationMatching
-from isobasin.match.overlap import empty
-from isobasin.match.spaces import match_space
-from isobasin.match.sweep import Board
-from isobasin.moments import agreements
-from isobasin.running import change, outputs, random_inputs
+from isobasin.runtime import change, outputs, random_inputs
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.normal_form import NormalForm
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -42,15 +42,15 @@ def farthest(a: Weights, b: Weights) -> float:
 
 
 def matcher(a: Weights, b: Weights, pull: float = 1.0) -> ActivationMatching:
-    return ActivationMatching(scope="model", agreements=agreements(a, b, random_inputs(a, n=60)), pull=pull)
+    return ActivationMatching(scope="model", agreements=correlations(a, b, random_inputs(a, n=60)), pull=pull)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_disguise_shows_in_the_agreements_of_every_space(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path)
     disguise = ib.scramble(model, scope="model", seed=3)
-    tables = agreements(model, disguise.apply(model), random_inputs(model, n=60))
-    back, itself = disguise.inverse(), agreements(model, model, random_inputs(model, n=60))
+    tables = correlations(model, disguise.apply(model), random_inputs(model, n=60))
+    back, itself = disguise.inverse(), correlations(model, model, random_inputs(model, n=60))
     assert set(tables) == set(symmetry(model.arch).groups)
     for space, element in back.elements.items():
         rows = torch.arange(len(tables[space]))
@@ -101,14 +101,14 @@ def test_the_harder_the_pull_the_more_units_agree(tmp_path: Path) -> None:
 
 
 def _table(a: Weights, b: Weights) -> Tensor:
-    return agreements(a, b, random_inputs(a, n=60))["ff0"]
+    return correlations(a, b, random_inputs(a, n=60))["ff0"]
 
 
 def test_the_objective_counts_what_is_missing(tmp_path: Path) -> None:
     a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
     part, by = symmetry(b.arch), matcher(a, b)
-    models = [Canonical(m, part, torch.float64, CPU) for m in (a, b)]
-    agreement = Agreement.of(by.agreements, 0.5, *models)
+    models = [NormalForm(m, part, torch.float64, CPU) for m in (a, b)]
+    agreement = ActivationTerm.of(by.agreements, 0.5, *models)
     with_it, without = Board(*models, by, agreement), Board(*models, by)
     state = with_it.identity
     missing = sum(agreement.missing(name, g) for name, g in state.items())
@@ -135,4 +135,4 @@ def test_a_sign_that_only_activations_see(tmp_path: Path) -> None:
 def test_no_inputs_at_all(tmp_path: Path) -> None:
     model = saved("llama-untied", tmp_path)
     with pytest.raises(IsobasinError, match="holds no inputs: expected at least one"):
-        agreements(model, model, [])
+        correlations(model, model, [])
