@@ -12,8 +12,7 @@ from task_subjects import TEXT, WORDS, own, pixels, saved, word_tokenizer, write
 import tiny
 from isobasin.errors import IsobasinError
 from isobasin.tasks import Task, open_task
-from isobasin.tasks.subjects import task_kind
-from isobasin.tasks.task import Prepared, fingerprint
+from isobasin.tasks.task import Prepared, fingerprint, task_kind
 from isobasin.weights import Weights, load
 
 pytestmark = pytest.mark.hf
