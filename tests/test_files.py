@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from isobasin.errors import IsobasinError, TransformError
-from isobasin.files import AtomicFolder, NullCache, ResumeFile, atomic_write, atomic_write_all, check_output_file
+from isobasin.files import AtomicFolder, NullResumeStore, ResumeFile, atomic_write, atomic_write_all, check_output_file
 
 
 def names(folder: Path) -> list[str]:
@@ -131,6 +131,6 @@ def test_caches_that_do_not_write(tmp_path: Path) -> None:
     reader.close()
     assert reader.find("a") == 1
     assert names(tmp_path) == [".out.isobasin-partial"]
-    nothing = NullCache()
+    nothing = NullResumeStore()
     nothing.keep("a", 1)
     assert nothing.find("a") is None

@@ -199,16 +199,16 @@ def _remove(root: Path, out: Path) -> None:
 # -- resuming --------------------------------------------------------------------------------------------------------
 
 
-class ResultCache(Protocol):
-    """Finished results of one computation, by name."""
+class ResumeStore(Protocol):
+    """Intermediate results of one computation, by name."""
 
     def find(self, name: str) -> Any | None: ...
 
     def keep(self, name: str, value: Any) -> None: ...
 
 
-class NullCache:
-    """A cache that keeps nothing."""
+class NullResumeStore:
+    """Keeps nothing."""
 
     def find(self, name: str) -> Any | None:
         return None
@@ -218,18 +218,18 @@ class NullCache:
 
 
 class ResumeFile:
-    """A cache in one file beside `output`, so that an interrupted computation continues where it stopped.
+    """Results in one file beside `output`, so that an interrupted computation continues where it stopped.
 
     The file `.NAME.isobasin-KIND` belongs to one `cache_key`: all that the results depend on, such as hashes of models
     and data, options and the version. A file with another key, or a damaged one, counts as empty. `keep` replaces the
     file atomically. Values are JSON; with `tensors` they may hold tensors (`torch.save`, read with `weights_only`).
     With `writes=False` the file is read and never changed, as in all processes of a group but the first.
 
-    >>> cache = ResumeFile(Path(tempfile.mkdtemp()) / "path.json", "partial", {"seed": 0})
-    >>> cache.keep("0.5", {"loss": 1.25})
-    >>> ResumeFile(cache.output, "partial", {"seed": 0}).find("0.5")
+    >>> store = ResumeFile(Path(tempfile.mkdtemp()) / "path.json", "partial", {"seed": 0})
+    >>> store.keep("0.5", {"loss": 1.25})
+    >>> ResumeFile(store.output, "partial", {"seed": 0}).find("0.5")
     {'loss': 1.25}
-    >>> ResumeFile(cache.output, "partial", {"seed": 1}).find("0.5") is None
+    >>> ResumeFile(store.output, "partial", {"seed": 1}).find("0.5") is None
     True
     """
 

@@ -19,9 +19,9 @@ _WEIGHTS = (
 )
 # The safetensors library refuses headers over 100 MB; no index or configuration comes near.
 MAX_BYTES = 100_000_000
-# Keys by which a configuration asks transformers to run Python code from a repository.
+# Keys by which a configuration makes transformers run Python code from a repository.
 _CODE_KEYS = frozenset({"auto_map", "custom_pipelines"})
-# Copied without their `auto_map`, by which they would ask for code.
+# Copied without the keys that name code.
 _CONFIGURATIONS = frozenset(
     {"generation_config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json"}
 )

@@ -22,7 +22,7 @@ WEIGHTS_NAME = "model.safetensors"
 
 
 class Transformer(nn.Module):
-    """A Transformer as `config` says, with weights that depend on `seed` alone.
+    """The Transformer that `config` describes, with weights that depend on `seed` only.
 
     All computation is in the dtype of the parameters: `Transformer(config).double()` is a float64 model.
     """
@@ -98,9 +98,9 @@ def _mean(x: Float[Tensor, "batch time d"], mask: Tensor | None) -> Float[Tensor
 
 @torch.no_grad()
 def _initialise(model: Transformer, seed: int) -> None:
-    """Matrices normal with std 0.02 (0.02/√(2·n_layers) for those that write to the residual stream), gains 1, biases 0.
+    """Matrices are normal with std 0.02 (0.02/√(2·n_layers) if they write to the residual stream), gains 1, biases 0.
 
-    Sampled in float64 on the CPU and cast, so that a seed gives the same model on every device and in every dtype.
+    They are sampled in float64 on the CPU and cast, so that a seed gives the same model on every device and in every dtype.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     config = model.config

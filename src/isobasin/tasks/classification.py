@@ -16,8 +16,8 @@ from isobasin.tasks.images import Images, PictureFiles, pillow, read_images, sca
 from isobasin.tasks.source import DataError, chosen, digest, read_bytes
 from isobasin.tasks.task import (
     Batch,
-    Prepared,
     Request,
+    Task,
     agreed,
     image_shape,
     int64,
@@ -38,7 +38,7 @@ PROCESSOR = "preprocessor_config.json"
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def text_task(request: Request) -> Prepared:
+def text_task(request: Request) -> Task:
     """Predict the class of each text; texts are cut to `seq_len` tokens."""
     if request.data.exists() and not is_table(request.data):
         raise DataError(request.data, "no labels: a text classifier needs a table, CSV, JSONL or parquet")
@@ -59,7 +59,7 @@ def text_task(request: Request) -> Prepared:
             yield Batch(padded(ids[part], pad or 0, model), targets[part])
 
     content = digest([*(text.encode() for text in texts), targets.numpy().tobytes(), tokenizer.content.encode()])
-    return Prepared(len(ids), settings | {"batch_size": size}, content, batches)
+    return request.task("text", len(ids), settings | {"batch_size": size}, content, batches)
 
 
 def _checked_rows(ids: list[list[int]], rows: Sequence[int], request: Request) -> list[list[int]]:
@@ -99,7 +99,7 @@ def padded(ids: Sequence[Sequence[int]], pad: int, weights: Weights) -> dict[str
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def image_task(request: Request) -> Prepared:
+def image_task(request: Request) -> Task:
     """Predict the class of each image; images are decoded batch by batch."""
     if request.data.suffix == ".npy":
         raise DataError(request.data, "an array has no labels: give MNIST's or CIFAR's files, or a folder per class")
@@ -117,7 +117,7 @@ def image_task(request: Request) -> Prepared:
             part = used[start : start + size]
             yield Batch({"pixel_values": reader.read([images.pixels[i] for i in part])}, targets[part])
 
-    return Prepared(len(used), settings, content, batches)
+    return request.task("image", len(used), settings, content, batches)
 
 
 @dataclass(frozen=True)

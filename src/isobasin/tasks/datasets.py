@@ -1,4 +1,4 @@
-"""Data sets for training and measuring, by name or by path; their training examples; augmentation.
+"""Data sets for training and measuring, by name or by path, and the augmentation of training batches.
 
 >>> from isobasin.tasks.datasets import open_dataset
 >>> digits = open_dataset("digits", None)
@@ -22,12 +22,11 @@ from torch import Tensor
 
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
-from isobasin.model import ModelConfig
 from isobasin.tasks import corpora
 from isobasin.tasks.corpora import KnownDataset
 from isobasin.tasks.images import PictureFiles, scale_pixels
 from isobasin.tasks.source import chosen, digest, read_bytes
-from isobasin.tasks.task import IGNORED, Batch, Task
+from isobasin.tasks.task import Batch, Task
 from isobasin.tasks.text import is_table
 from isobasin.tasks.tokenizer import VOCABULARIES, Vocabulary, make_vocabulary
 
@@ -234,66 +233,6 @@ def _hashes(files: Sequence[Path]) -> dict[str, str]:
     return {file.name: hashlib.sha256(read_bytes(file)).hexdigest() for file in files}
 
 
-# -- training examples -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LabelledExamples:
-    """Inputs with classes (N,), or with tokens (N, T) as targets."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def draw(self, batch_size: int, queue: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, targets, and the indices that remain of this epoch; each epoch is a new permutation."""
-        while len(queue) < batch_size:
-            queue = torch.cat([queue, torch.randperm(len(self), generator=generator, device="cpu")])
-        indices, queue = queue[:batch_size].to(self.inputs.device), queue[batch_size:]
-        return model_inputs(self.inputs[indices]), self.targets[indices], queue
-
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """An endless sequence of batches; a batch may extend into the next epoch."""
-        return _endless(self, batch_size, generator)
-
-
-@dataclass(frozen=True)
-class TokenStream:
-    """One row of token ids; an example is a window of it, and its targets are the next tokens."""
-
-    tokens: Tensor
-    length: int
-
-    def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.length
-
-    def draw(self, batch_size: int, queue: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Windows with uniformly random starts; the queue is not used."""
-        starts = torch.randint(len(self.tokens) - self.length, (batch_size,), generator=generator, device="cpu")
-        return *windows(self.tokens, starts.to(self.tokens.device), self.length), queue
-
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """An endless sequence of batches."""
-        return _endless(self, batch_size, generator)
-
-
-Examples = LabelledExamples | TokenStream
-
-
-def _endless(data: Examples, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    queue = no_indices()
-    while True:
-        x, y, queue = data.draw(size, queue, generator)
-        yield x, y
-
-
-def no_indices() -> Tensor:
-    """The empty queue, before the first batch."""
-    return torch.empty(0, dtype=torch.int64, device="cpu")
-
-
 def windows(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Inputs (N, length) from each start on, and the next tokens as targets, int64."""
     ids = tokens.unfold(0, length + 1, 1)[starts].long()
@@ -305,27 +244,6 @@ def model_inputs(inputs: Tensor) -> Tensor:
     if inputs.dtype == torch.uint8 and inputs.ndim == 4:
         return scale_pixels(inputs)
     return inputs if inputs.is_floating_point() else inputs.long()
-
-
-def training_examples(config: ModelConfig, inputs: Tensor, targets: Tensor | None) -> Examples:
-    """Labelled examples, or a token stream for a language model if there are no targets."""
-    if targets is None:
-        if config.n_classes is not None or inputs.ndim != 1 or len(inputs) <= config.n_positions:
-            raise IsobasinError(
-                f"training data of shape {tuple(inputs.shape)} without targets: expected a language model and one row "
-                f"of more than n_positions={config.n_positions} token ids; a classifier needs targets"
-            )
-        return TokenStream(inputs, config.n_positions)
-    if len(inputs) == 0 or len(inputs) != len(targets):
-        raise IsobasinError(f"training data has {len(inputs)} inputs and {len(targets)} targets: expected one for each")
-    n_out = config.n_classes if config.n_classes is not None else config.d_vocab
-    assert n_out is not None
-    scored = targets[targets != IGNORED]
-    if scored.numel() and not 0 <= int(scored.min()) <= int(scored.max()) < n_out:
-        raise IsobasinError(
-            f"training targets go from {int(scored.min())} to {int(scored.max())}, but the model has {n_out} outputs"
-        )
-    return LabelledExamples(inputs, targets)
 
 
 # -- augmentation ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Int
 from isobasin.tasks.source import DataError, digest
-from isobasin.tasks.task import IGNORED, Batch, Prepared, Request, int64, name_of, vocabulary_size, window_length
+from isobasin.tasks.task import IGNORED, Batch, Request, Task, int64, name_of, vocabulary_size, window_length
 from isobasin.tasks.text import checked_ids, is_ids, read_ids, read_text
 from isobasin.tasks.tokenizer import Encoded, Tokenizer, open_tokenizer, require_tokenizer
 
@@ -33,7 +33,7 @@ class Windows:
         return torch.cat([self.front, self.ids[slice(*span)], self.back])
 
 
-def lm_task(request: Request) -> Prepared:
+def lm_task(request: Request) -> Task:
     """Predict each token of a window from those before it: loss in nats per token, bits per byte of text."""
     tokenizer = None if is_ids(request.data) else require_tokenizer(request.models, request.tokenizer)
     windows, settings, content = _prepare(request, tokenizer, masked=False)
@@ -43,7 +43,7 @@ def lm_task(request: Request) -> Prepared:
         for spans in equal_runs(windows.spans, size):
             yield _lm_batch(windows, spans)
 
-    return Prepared(len(windows.spans), settings, content, batches)
+    return request.task("lm", len(windows.spans), settings, content, batches)
 
 
 def _lm_batch(windows: Windows, spans: Sequence[tuple[int, int]]) -> Batch:
@@ -57,7 +57,7 @@ def _lm_batch(windows: Windows, spans: Sequence[tuple[int, int]]) -> Batch:
     return Batch({"input_ids": ids}, targets, n_bytes)
 
 
-def mlm_task(request: Request) -> Prepared:
+def mlm_task(request: Request) -> Task:
     """Predict masked tokens of each window from all others."""
     tokenizer = open_tokenizer(request.models, request.tokenizer)
     if tokenizer is None or tokenizer.mask_id is None:
@@ -78,7 +78,7 @@ def mlm_task(request: Request) -> Prepared:
             pairs = [mask(windows.inputs(span)) for span in spans]
             yield Batch({"input_ids": torch.stack([x for x, _ in pairs])}, torch.stack([y for _, y in pairs]))
 
-    return Prepared(len(windows.spans), settings | {"masked": masking.share}, content, batches)
+    return request.task("mlm", len(windows.spans), settings | {"masked": masking.share}, content, batches)
 
 
 def equal_runs(spans: Sequence[tuple[int, int]], size: int) -> Iterator[list[tuple[int, int]]]:

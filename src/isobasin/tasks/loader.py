@@ -1,6 +1,7 @@
 """Data for given models: a task from a file or folder, and batches of unlabeled inputs."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,8 +11,8 @@ from isobasin.running import Inputs
 from isobasin.tasks.classification import image_task, open_pixel_reader, text_task
 from isobasin.tasks.images import read_images
 from isobasin.tasks.language import encode_start, lm_task, mlm_task
-from isobasin.tasks.source import DataError, check_exists, chosen, is_hub_id, short_name
-from isobasin.tasks.task import Request, Task, fingerprint, image_shape, int64, max_length, task_kind, vocabulary_size
+from isobasin.tasks.source import DataError, check_exists, chosen, is_hub_id
+from isobasin.tasks.task import Request, Task, image_shape, int64, max_length, task_kind, vocabulary_size
 from isobasin.tasks.text import checked_ids, is_ids, load_array, read_ids, read_text
 from isobasin.tasks.tokenizer import require_tokenizer
 from isobasin.weights import Weights
@@ -49,18 +50,10 @@ def open_task(
         check_exists(path)
     request = Request(path, tuple(models), tokenizer, max_samples, batch_size, seq_len, seed, split).checked()
     try:
-        prepared = _TASKS[kind](request)
+        task = _TASKS[kind](request)
     except OSError as error:  # no permission to list a folder, or a disk error
         raise DataError(path, f"can not be read ({error.strerror or error})") from error
-    return Task(
-        kind=kind,
-        name=short_name(path),
-        source=str(data),
-        n_samples=prepared.n_samples,
-        settings=prepared.settings,
-        fingerprint=fingerprint(kind, prepared),
-        batches=prepared.batches,
-    )
+    return replace(task, source=str(data))
 
 
 def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4, seed: int = 0) -> Iterator[Inputs]:

@@ -15,7 +15,7 @@ from isobasin.arch.fields import Fields
 from isobasin.errors import IsobasinError
 from isobasin.running import DEFAULT_CLASSES
 from isobasin.shapes import Float
-from isobasin.tasks.source import digest
+from isobasin.tasks.source import digest, short_name
 from isobasin.weights import Weights
 
 IGNORED = -100  # the target of a position that is not scored, as in torch's cross-entropy
@@ -151,21 +151,17 @@ class Request:
         size = self.batch_size or _BATCH_SIZES[kind]
         return {"batch_size": size, "max_samples": self.max_samples, "seed": self.seed, "split": self.split}
 
-
-@dataclass(frozen=True)
-class Prepared:
-    """The data of a task, prepared for its kind; `content` is a digest of all that was read."""
-
-    n_samples: int
-    settings: Mapping[str, Any]
-    content: str
-    batches: Callable[[], Iterator[Batch]]
-
-
-def fingerprint(kind: str, prepared: Prepared) -> str:
-    """sha256 over the kind, the settings and the digest of what was read."""
-    text = json.dumps([kind, dict(prepared.settings), prepared.content], sort_keys=True)
-    return digest([text.encode()])
+    def task(
+        self,
+        kind: str,
+        n_samples: int,
+        settings: Mapping[str, Any],
+        content: str,
+        batches: Callable[[], Iterator[Batch]],
+    ) -> Task:
+        """The task itself; `content` is a digest of all that was read."""
+        found = digest([json.dumps([kind, dict(settings), content], sort_keys=True).encode()])
+        return Task(kind, short_name(self.data), str(self.data), n_samples, settings, found, batches)
 
 
 def int64(values: Any) -> Tensor:

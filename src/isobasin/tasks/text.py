@@ -167,26 +167,22 @@ def _from_columns(data: Path, columns: Mapping[str, Sequence[Any]], labelled: bo
         wanted = f"one of {', '.join(_TEXT_COLUMNS)}" + (f" and one of {', '.join(_LABEL_COLUMNS)}" if labelled else "")
         raise DataError(data, f"columns {', '.join(columns):.200}; expected {wanted}")
     texts = tuple(_joined(row) for row in zip(*(columns[name] for name in found)))
-    labels = tuple(columns[label]) if labelled and label is not None else ()
-    _check_rows(data, texts if labelled else (), labels)
-    return Table(texts, tuple(_label(value) for value in labels))
+    if not labelled or label is None:
+        return Table(texts, ())
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise DataError(data, f"row {number} has no text; remove it")
+    return Table(texts, tuple(_label(data, number, value) for number, value in enumerate(columns[label], 1)))
 
 
 def _joined(parts: Iterable[Any]) -> str:
     return " ".join(str(part) for part in parts if part not in (None, ""))
 
 
-def _check_rows(data: Path, texts: Sequence[str], labels: Sequence[Any]) -> None:
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
-            raise DataError(data, f"row {number} has no text; remove it")
-    for number, label in enumerate(labels, 1):
-        whole = isinstance(label, int | str) or (isinstance(label, float) and label.is_integer())
-        if isinstance(label, bool) or not whole or label == "":
-            raise DataError(data, f"row {number} has the label {label!r}; expected a whole number or a class's name")
-
-
-def _label(value: Any) -> Label:
+def _label(data: Path, row: int, value: Any) -> Label:
+    whole = isinstance(value, int | str) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or value == "":
+        raise DataError(data, f"row {row} has the label {value!r}; expected a whole number or a class's name")
     return value.strip() if isinstance(value, str) else int(value)
 
 
