@@ -100,7 +100,7 @@ def _mean(x: Float[Tensor, "batch time d"], mask: Tensor | None) -> Float[Tensor
 def _initialise(model: Transformer, seed: int) -> None:
     """Matrices are normal with std 0.02 (0.02/√(2·n_layers) if they write to the residual stream), gains 1, biases 0.
 
-    They are sampled in float64 on the CPU and cast, so that a seed gives the same model on every device and in every dtype.
+    They are sampled in float64 on the CPU and cast: a seed gives the same model on every device and in every dtype.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     config = model.config
