@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from isobasin.transform import scramble
 from safetensors.torch import save_file
 from torch import Tensor
 
 import tiny
+from isobasin.transform import scramble
 from isobasin.weights import load
 
 Tensors = dict[str, Tensor]

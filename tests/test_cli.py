@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from isobasin.transform import Transform
-from isobasin.transform_file import save_transform
 from torch import Tensor
 
 import tiny
@@ -22,6 +20,8 @@ from isobasin.cli import run
 from isobasin.groups import Permutation
 from isobasin.model import ModelConfig, Transformer
 from isobasin.symmetries import SCOPES
+from isobasin.transform import Transform
+from isobasin.transform_file import save_transform
 from isobasin.weights import load
 
 pytestmark = pytest.mark.hf

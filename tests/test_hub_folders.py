@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from isobasin.transform import scramble
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from hub_imitations import (
     with_buffers,
 )
 from isobasin.errors import ArchitectureError, CheckpointError
+from isobasin.transform import scramble
 from isobasin.weights import load
 
 pytestmark = pytest.mark.hf

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from isobasin.transform import scramble
 
 import tiny
 from hub_imitations import (
@@ -26,6 +25,7 @@ from hub_imitations import (
     said,
 )
 from isobasin.errors import CheckpointError
+from isobasin.transform import scramble
 from isobasin.weights import load
 
 pytestmark = pytest.mark.hf

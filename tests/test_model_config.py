@@ -86,12 +86,15 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
     config = ModelConfig.preset("gpt2", **TOKENS)
     Transformer(config, seed=0).save(tmp_path)
 
-    def full_disk(tensors, path, metadata):
-        path.write_bytes(b"half a file")
-        raise OSError("no space left")
+    flushed = []
+
+    def full_disk(handle):
+        flushed.append(handle)
+        if len(flushed) == 2:  # the weights are on the disk, config.json is not
+            raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("isobasin.model.storage.save_file", full_disk)
+        patch.setattr("os.fsync", full_disk)
         with pytest.raises(CheckpointError, match=r"can not be written \(no space left"):
             Transformer(config, seed=1).save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from isobasin.checkpoint import CheckpointWriter, open_checkpoint
-from isobasin.checkpoint.sharding import parse_size
+from isobasin.checkpoint.writer import parse_size
 from isobasin.errors import CheckpointError
 
 
@@ -220,7 +220,7 @@ def test_a_damaged_companion_is_one_line_and_leaves_nothing(tmp_path):
 
 def test_too_little_space_is_said_before_writing(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 10**6})
-    monkeypatch.setattr("isobasin.checkpoint.writing.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("isobasin.checkpoint.writer.shutil.disk_usage", lambda _: usage)
     with pytest.raises(CheckpointError, match=r"needs 17 MB, the disk has 1 MB free: make room"):
         write(tmp_path / "deep" / "out")
     assert names(tmp_path) == []
@@ -234,16 +234,16 @@ def test_too_little_space_is_said_before_writing(tmp_path, monkeypatch):
     [(errno.ENOSPC, "the disk became full, nothing is written"), (errno.EIO, "can not be written: .*error")],
 )
 def test_a_disk_that_fails_in_the_middle(tmp_path, monkeypatch, code, message):
-    from isobasin.checkpoint import writing
+    from isobasin.checkpoint import writer
 
     done = []
 
-    def failing(file, offset, data, write_at=writing.write_at):
+    def failing(file, offset, data, write_at=writer.write_at):
         if len(done) == 3:
             raise OSError(code, "an error")
         done.append(write_at(file, offset, data))
 
-    monkeypatch.setattr(writing, "write_at", failing)
+    monkeypatch.setattr(writer, "write_at", failing)
     with pytest.raises(CheckpointError, match=message) as caught:
         write(tmp_path / "out")
     assert "\n" not in str(caught.value)

@@ -7,12 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from isobasin.transform import scramble
 from torch import Tensor
 
 import oracle
 import tiny
 from isobasin.model import ModelConfig, Transformer
+from isobasin.transform import scramble
 from isobasin.weights import Weights, load
 
 

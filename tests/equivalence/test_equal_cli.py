@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from equality_subjects import apart, model, perturbed, scrambled, small, with_tensors
-from isobasin.running import module_of, random_inputs
 from safetensors.torch import load_file
 
 import isobasin as ib
 from isobasin.cli import run
 from isobasin.equivalence.answers import Runner
+from isobasin.running import module_of, random_inputs
 
 pytestmark = pytest.mark.hf
 

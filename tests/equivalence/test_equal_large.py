@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from equality_subjects import apart, perturbed, scrambled, with_tensors
-from isobasin.match.sweep import Board, Elements
-from isobasin.match.whole import ends_left
 
 import isobasin as ib
 import tiny
+from isobasin.match.sweep import Board, Elements
+from isobasin.match.whole import ends_left
 
 pytestmark = pytest.mark.hf
 V = "model.layers.0.self_attn.v_proj.weight"

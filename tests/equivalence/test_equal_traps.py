@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from equality_subjects import apart, model, perturbed, scrambled, small, stored, with_tensors
-from isobasin.match.untying import untied
 from torch import Tensor
 
 import isobasin as ib
@@ -15,6 +14,7 @@ from isobasin.equivalence.larger import reduced
 from isobasin.equivalence.polishing import polished
 from isobasin.errors import IsobasinError
 from isobasin.groups import Matrix
+from isobasin.match.untying import untied
 
 pytestmark = pytest.mark.hf
 

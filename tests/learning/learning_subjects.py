@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from isobasin.match.matchers import WeightMatching
-from isobasin.match.whole import match_whole
-from isobasin.running import logits, module_of
 
 import isobasin as ib
 from isobasin.groups import Element, Monomial
 from isobasin.learning.align_learned import LearnedMatching
 from isobasin.learning.lessons import Lessons
+from isobasin.match.matchers import WeightMatching
+from isobasin.match.whole import match_whole
+from isobasin.running import logits, module_of
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.weights import Weights
 

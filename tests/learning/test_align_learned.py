@@ -6,8 +6,6 @@ import learning_subjects as subjects
 import path_subjects
 import pytest
 import torch
-from isobasin.running import change, outputs, random_inputs
-from isobasin.transform import Transform
 
 import isobasin as ib
 from isobasin.errors import IsobasinError, VerificationError
@@ -16,8 +14,10 @@ from isobasin.learning.align_learned import LearnedMatching, align_learned
 from isobasin.learning.exercises import split
 from isobasin.learning.learn import learn
 from isobasin.path import evaluate_path
+from isobasin.running import change, outputs, random_inputs
 from isobasin.symmetries import SCOPES
 from isobasin.tasks import open_task
+from isobasin.transform import Transform
 from isobasin.weights import Weights
 
 

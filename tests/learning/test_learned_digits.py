@@ -6,7 +6,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from isobasin.running import change, outputs, random_inputs
 
 import isobasin as ib
 from isobasin.data import shipped
@@ -14,6 +13,7 @@ from isobasin.demo import MODEL
 from isobasin.learning.align_learned import LearnedMatching, align_learned
 from isobasin.learning.lessons import Lessons
 from isobasin.path import evaluate_path
+from isobasin.running import change, outputs, random_inputs
 from isobasin.study import Recipe, shifted, train
 from isobasin.tasks import Batch, Task, open_task, read_images, scaled
 from isobasin.weights import Weights

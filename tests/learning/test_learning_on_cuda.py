@@ -7,8 +7,6 @@ from pathlib import Path
 import learning_subjects as subjects
 import pytest
 import torch
-from isobasin.match.matchers import WeightMatching
-from isobasin.match.whole import match_whole
 
 from isobasin.learning.course import Course
 from isobasin.learning.exercises import on
@@ -19,6 +17,8 @@ from isobasin.learning.motion import Motion
 from isobasin.learning.record import FileRecord
 from isobasin.learning.step import RecordedStep, Step
 from isobasin.learning.team import Alone
+from isobasin.match.matchers import WeightMatching
+from isobasin.match.whole import match_whole
 from isobasin.path.mixture import Mixture
 from isobasin.symmetries import symmetry
 

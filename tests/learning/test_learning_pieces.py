@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import learning_subjects as subjects
 import pytest
 import torch
-from isobasin.action import Action
 
+from isobasin.action import Action
 from isobasin.errors import IsobasinError
 from isobasin.groups import Monomial
 from isobasin.learning.course import Course

@@ -7,7 +7,6 @@ import learning_subjects as subjects
 import path_subjects
 import pytest
 import torch
-from isobasin.running import change, module_of, outputs, random_inputs
 from torch import Tensor
 
 import isobasin as ib
@@ -16,6 +15,7 @@ from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.learning.lessons import generator
 from isobasin.learning.own_text import OwnText, written
+from isobasin.running import change, module_of, outputs, random_inputs
 from isobasin.tasks import IGNORED
 from isobasin.weights import Weights
 

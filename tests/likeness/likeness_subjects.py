@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from isobasin.transform import Transform, scramble
 from torch import Tensor
 
 import oracle
 import tiny
 from isobasin.model import ModelConfig, Transformer
+from isobasin.transform import Transform, scramble
 from isobasin.weights import Weights, load
 
 FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isobasin.action import Action
 from likeness_subjects import CASES, FULL, cast, held, noisy, own, scrambled, subject
 
+from isobasin.action import Action
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Matrix
 from isobasin.likeness.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 import pytest
-from isobasin.action import Action
-from isobasin.match.canonical import STREAM, stream_of
 from likeness_subjects import held, own
 from torch import Tensor
 
+from isobasin.action import Action
 from isobasin.likeness.null import Turned, Unrelated
 from isobasin.likeness.pairs import Meeting, Parted
 from isobasin.likeness.parts import Form
+from isobasin.match.canonical import STREAM, stream_of
 from isobasin.model import ModelConfig
 from isobasin.symmetries import group_of
 

@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from isobasin.transform import scramble
 
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import Recipe, train
 from isobasin.study.datasets import open_dataset
 from isobasin.study.jobs import Context
+from isobasin.transform import scramble
 from isobasin.weights import load
 
 MEASURED = {"dataset": "digits", "samples": 60, "points": 5}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from isobasin.gauge import ReaderMean
 from study_subjects import MEASURED, context, disguised, folder_of
 
 from isobasin.errors import IsobasinError
+from isobasin.gauge import ReaderMean
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import lines
 from isobasin.study.aligning import Choice, unlabeled_inputs

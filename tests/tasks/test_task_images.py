@@ -13,7 +13,7 @@ from task_subjects import own, pixels, saved, write_cifar_python, write_idx, wri
 
 from isobasin.errors import IsobasinError
 from isobasin.tasks import open_task, read_images, scaled
-from isobasin.tasks.cifar import load_pickle
+from isobasin.tasks.images import load_pickle
 
 pytestmark = pytest.mark.hf
 

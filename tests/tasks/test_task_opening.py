@@ -12,8 +12,7 @@ from task_subjects import TEXT, WORDS, own, pixels, saved, word_tokenizer, write
 import tiny
 from isobasin.errors import IsobasinError
 from isobasin.tasks import Task, open_task
-from isobasin.tasks.subjects import task_kind
-from isobasin.tasks.task import Prepared, fingerprint
+from isobasin.tasks.task import Request, task_kind
 from isobasin.weights import Weights, load
 
 pytestmark = pytest.mark.hf
@@ -250,8 +249,8 @@ def test_the_fingerprint_names_data_and_settings(tmp_path: Path) -> None:
     ]
     assert len({first.fingerprint, *(task.fingerprint for task in others)}) == 5
     assert json.loads(json.dumps(dict(first.settings))) == dict(first.settings)
-    same = Prepared(1, {"a": 1}, "x", lambda: iter(()))
-    assert fingerprint("lm", same) != fingerprint("mlm", same)
+    lm, mlm = (Request(tmp_path, []).task(kind, 1, {"a": 1}, "x", lambda: iter(())) for kind in ("lm", "mlm"))
+    assert lm.fingerprint != mlm.fingerprint
 
 
 def test_the_fingerprint_names_the_tokenizer(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
-"""Sums: exact means whatever the batches are, and NaN that is never averaged away."""
+"""MetricSums: exact means whatever the batches are, and NaN that is never averaged away."""
 
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from isobasin.running import module_of
 from task_subjects import TEXT, own
 
 from isobasin.errors import IsobasinError
-from isobasin.tasks import IGNORED, Batch, Sums, open_task
+from isobasin.running import module_of
+from isobasin.tasks import IGNORED, Batch, MetricSums, open_task
 
 
 def batch(targets: list[int]) -> Batch:
@@ -32,8 +32,8 @@ def test_means_are_weighted_by_tokens_whatever_the_batches(batch_size: int, tmp_
     assert len(content) % 20 > 1  # negative control below: the mean of window means is another number
 
     task = open_task(tmp_path / "x.txt", [model], seq_len=20, batch_size=batch_size)
-    single = [Sums.of(module(b.inputs["input_ids"]), b) for b in task]
-    total = sum(single, Sums())
+    single = [MetricSums.of(module(b.inputs["input_ids"]), b) for b in task]
+    total = sum(single, MetricSums())
     found = total.metrics("lm")
     mean = sum(losses) / len(losses)
     assert found["loss"] == pytest.approx(mean, rel=1e-6)
@@ -47,19 +47,19 @@ def test_means_are_weighted_by_tokens_whatever_the_batches(batch_size: int, tmp_
 
 def test_ignored_positions_count_for_nothing() -> None:
     logits = torch.tensor([[2.0, 0.0], [0.0, 3.0], [5.0, 1.0]])
-    found = Sums.of(logits, batch([0, IGNORED, 1]))
+    found = MetricSums.of(logits, batch([0, IGNORED, 1]))
     expected = -logits[0].log_softmax(0)[0] - logits[2].log_softmax(0)[1]
     assert (found.count, found.correct) == (2, 1.0)
     assert found.loss == pytest.approx(float(expected), rel=1e-6)
-    assert Sums.of(logits, batch([0, 1, 1])).count == 3
+    assert MetricSums.of(logits, batch([0, 1, 1])).count == 3
 
 
 def test_a_logit_that_is_not_a_number_spoils_loss_and_accuracy() -> None:
     logits = torch.tensor([[math.nan, 0.0], [0.0, 3.0]])
-    found = (Sums.of(logits, batch([1, 1])) + Sums.of(logits[1:], batch([1]))).metrics("text")
+    found = (MetricSums.of(logits, batch([1, 1])) + MetricSums.of(logits[1:], batch([1]))).metrics("text")
     assert math.isnan(found["loss"])
     assert math.isnan(found["accuracy"])
-    ignored = Sums.of(logits, batch([IGNORED, 1])).metrics("text")  # where nothing is scored it does no harm
+    ignored = MetricSums.of(logits, batch([IGNORED, 1])).metrics("text")  # where nothing is scored it does no harm
     assert ignored["accuracy"] == 1.0
     assert math.isfinite(ignored["loss"])
 
@@ -67,17 +67,19 @@ def test_a_logit_that_is_not_a_number_spoils_loss_and_accuracy() -> None:
 def test_half_precision_logits_are_measured_in_float32() -> None:
     logits = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     targets = list(range(7)) * 7 + [0]
-    assert Sums.of(logits, batch(targets)) == Sums.of(logits.float(), batch(targets))
-    assert Sums.of(logits, batch(targets)) != Sums.of(logits.float() + 1e-2 * torch.eye(50, 7), batch(targets))
+    assert MetricSums.of(logits, batch(targets)) == MetricSums.of(logits.float(), batch(targets))
+    assert MetricSums.of(logits, batch(targets)) != MetricSums.of(
+        logits.float() + 1e-2 * torch.eye(50, 7), batch(targets)
+    )
 
 
 def test_what_each_kind_is_told() -> None:
-    sums = Sums(6.0, 1.0, 3, 4)
+    sums = MetricSums(6.0, 1.0, 3, 4)
     assert sums.metrics("lm").keys() == {"loss", "accuracy", "perplexity", "bits_per_byte"}
-    assert (sums + Sums(0.0, 0.0, 1, None)).metrics("lm").keys() == {"loss", "accuracy", "perplexity"}
+    assert (sums + MetricSums(0.0, 0.0, 1, None)).metrics("lm").keys() == {"loss", "accuracy", "perplexity"}
     assert sums.metrics("mlm").keys() == {"loss", "accuracy", "perplexity"}
     assert sums.metrics("image") == {"loss": 2.0, "accuracy": 1 / 3}
     assert sums.metrics("lm")["bits_per_byte"] == pytest.approx(6 / math.log(2) / 4)
-    assert Sums(1e6, 0.0, 1, None).metrics("lm")["perplexity"] == math.inf
+    assert MetricSums(1e6, 0.0, 1, None).metrics("lm")["perplexity"] == math.inf
     with pytest.raises(IsobasinError, match="nothing was scored"):
-        Sums().metrics("lm")
+        MetricSums().metrics("lm")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from isobasin.running import module_of
 from task_subjects import WORDS, own, saved, word_tokenizer
 
 from isobasin.errors import IsobasinError
 from isobasin.model import Transformer
+from isobasin.running import module_of
 from isobasin.tasks import open_task, read_table, read_text
 
 pytestmark = pytest.mark.hf

@@ -13,7 +13,7 @@ from task_subjects import TEXT, WORDS, own, pixels, saved, word_tokenizer, write
 
 from isobasin.errors import IsobasinError
 from isobasin.tasks import open_task, read_images, read_table, read_text, scaled, unlabeled
-from isobasin.tasks.unlabeled import MAX_IMAGES, MAX_TOKENS
+from isobasin.tasks.loader import MAX_IMAGES, MAX_TOKENS
 
 pytestmark = pytest.mark.hf
 

@@ -10,10 +10,10 @@ import torch
 from task_subjects import TEXT, WORDS, byte_level_tokenizer, own, saved, word_tokenizer
 from torch import Tensor
 
-import isobasin.tasks.windows as windows
+import isobasin.tasks.language as language
 from isobasin.errors import IsobasinError
 from isobasin.tasks import IGNORED, Batch, Task, open_task
-from isobasin.tasks.tokenizing import Tokens
+from isobasin.tasks.tokenizer import ModelTokenizer
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -82,7 +82,7 @@ def test_blanks_at_the_start_are_no_empty_file(tmp_path: Path) -> None:
 def test_a_long_text_is_read_up_to_a_limit_that_the_settings_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "MAX_CHARACTERS", 50)
+    monkeypatch.setattr(language, "MAX_CHARACTERS", 50)
     task = open_task(text(tmp_path, "a" * 200), [own(causal=True)], seq_len=10)
     assert (task.n_samples, task.settings["characters"]) == (5, 50)
     assert open_task(tmp_path / "x.txt", [own(causal=True)], seq_len=10, max_samples=15).n_samples == 15
@@ -150,7 +150,7 @@ def test_bytes_covered_by_byte_level_tokens(merges: int, tmp_path: Path) -> None
 
 def test_offsets_alone_would_miscount_the_bytes(tmp_path: Path) -> None:
     """Negative control for the test above: without the spelling of the tokens, the halves of a character differ."""
-    made = Tokens(byte_level_tokenizer(tmp_path), "x", "")
+    made = ModelTokenizer(byte_level_tokenizer(tmp_path), "x", "")
     exact = made.encode("你a").n_bytes
     made.tokenizer.backend_tokenizer.decoder = None
     by_offsets = made.encode("你a").n_bytes
@@ -167,7 +167,7 @@ def test_a_slow_tokenizer_does_not_know_its_bytes() -> None:
         def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
             return {"input_ids": [1] * len(text.split())}
 
-    found = Tokens(Slow(), "x", "").encode("a b c")
+    found = ModelTokenizer(Slow(), "x", "").encode("a b c")
     assert found.ids.tolist() == [1, 1, 1]
     assert found.n_bytes is None
 

@@ -1,9 +1,9 @@
-"""A folder of weights on disk: lazy, distrustful reading and atomic writing; knows no architectures."""
+"""Checkpoint folders on disk: lazy reading of untrusted files and atomic writing, for any architecture."""
 
 from isobasin.checkpoint.dtypes import DTYPE_POLICIES, dtype_name, output_dtype, with_dtype
 from isobasin.checkpoint.header import TensorInfo
-from isobasin.checkpoint.reading import Checkpoint, open_checkpoint
-from isobasin.checkpoint.writing import CheckpointWriter
+from isobasin.checkpoint.reader import Checkpoint, open_checkpoint
+from isobasin.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "DTYPE_POLICIES",

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: believed only after every number in it has been checked.
+"""The header of a safetensors file. Every number in it is checked before it is used.
 
 Layout: u64 length of the header, little endian; the header, a JSON object of entries
 name -> {dtype, shape, data_offsets}, padded with spaces; the data. Offsets count from the end of the header.
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from isobasin.checkpoint.documents import MAX_BYTES, parse_object
 from isobasin.checkpoint.dtypes import SAFETENSORS_DTYPES, SAFETENSORS_NAMES, dtype_problem
+from isobasin.checkpoint.folder import MAX_BYTES, parse_object
 from isobasin.errors import CheckpointError
 
 _PREFIX = 8
@@ -23,7 +23,7 @@ _MAX_AXES = 64  # what torch can index
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a tensor before it is read; `offset`: where its bytes begin (None if pickled)."""
+    """Description of a tensor on disk; `offset` is where its bytes begin in the file (None if pickled)."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -61,16 +61,12 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def encode_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> tuple[bytes, dict[str, int]]:
-    """The bytes before the data of a file that holds `tensors` in this order; where each tensor begins."""
+    """The header of a file that holds `tensors` in this order, and the offset at which each tensor begins."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in tensors.items():
         begin, end = end, end + nbytes(dtype, shape)
-        entries[name] = {
-            "dtype": SAFETENSORS_NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-        }
+        entries[name] = {"dtype": SAFETENSORS_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of 8
     start = _PREFIX + len(text)
@@ -79,7 +75,7 @@ def encode_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) ->
 
 
 def check_name(name: str, file: Path) -> None:
-    """A tensor's name goes into messages and into new files: not empty, and nothing unprintable in it."""
+    """Raise unless the name is printable and not empty: it is used in messages and in new files."""
     if not name or not name.isprintable():
         raise _damaged(file, f"holds a tensor named {name!r}, expected a printable name")
 
@@ -98,7 +94,7 @@ def _span(name: str, entry: Any, file: Path) -> tuple[int, int]:
 
 
 def _check_cover(spans: list[tuple[tuple[int, int], str]], size: int, file: Path) -> None:
-    """The data of the tensors follow each other without overlap or hole, and end where the file ends."""
+    """Raise unless the tensors follow each other without overlap or hole up to the end of the file."""
     cursor = 0
     for (begin, end), name in spans:
         if begin != cursor:
@@ -125,7 +121,7 @@ def _info(name: str, entry: dict[str, Any], file: Path, start: int) -> TensorInf
 
 
 def _is_sizes(value: Any) -> bool:
-    # `type`, not isinstance: JSON's true and false are no sizes.
+    # `type`, not isinstance: true and false are integers to Python, but no sizes.
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 

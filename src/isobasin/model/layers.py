@@ -1,4 +1,8 @@
-"""The parts of the Transformer: embedding, attention, feed-forward, block. Shapes stand at every view."""
+"""The layers of the Transformer: positions, embedding, attention, feed-forward, block.
+
+Angles and slopes of positions are computed in float64 and cast once, and never kept in a buffer: a buffer that went
+through float32 would make a float64 model inexact.
+"""
 
 from typing import NamedTuple
 
@@ -9,40 +13,93 @@ from torch import Tensor, nn
 from ..errors import ArchitectureError
 from ..shapes import Bool, Float
 from .config import ModelConfig
-from .positions import Rotation, alibi_bias, rotary_angles, rotate
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the rotary angles m·θ_j, each T × r/2."""
+
+
+def sinusoidal_table(n_positions: int, d_model: int) -> Float[Tensor, "n_positions d_model"]:
+    """sin(m ω_j) in column 2j and cos(m ω_j) in column 2j+1, ω_j = 10000^(-2j/d), in float64."""
+    columns = torch.arange(d_model, dtype=torch.float64, device="cpu")
+    positions = torch.arange(n_positions, dtype=torch.float64, device="cpu")
+    angles = torch.outer(positions, 10000.0 ** (-2 * (columns // 2) / d_model))  # (n_positions, d_model)
+    return torch.where(columns % 2 == 0, angles.sin(), angles.cos())
+
+
+def rotary_angles(n_tokens: int, rotary_dims: int, theta: float, like: Tensor) -> Rotation:
+    """cos and sin of m·θ_j with θ_j = theta^(-2j/r), on the device and in the dtype of `like`."""
+    return _angles(n_tokens, rotary_dims, theta, like.device, like.dtype)
+
+
+# A constant for the compiler: it would otherwise compute cosines in float64 at every position of every head.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _angles(n_tokens: int, rotary_dims: int, theta: float, device: torch.device, dtype: torch.dtype) -> Rotation:
+    pairs = torch.arange(0, rotary_dims, 2, dtype=torch.float64, device=device)  # 2j
+    positions = torch.arange(n_tokens, dtype=torch.float64, device=device)
+    angles = torch.outer(positions, theta ** (-pairs / rotary_dims))  # (T, r/2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(
+    x: Float[Tensor, "batch head time d_head"], rotation: Rotation, layout: str
+) -> Float[Tensor, "batch head time d_head"]:
+    """(col1 + i·col2) · e^{i m θ_j} for every rotary pair of columns; the other columns are unchanged.
+
+    Pairs are (j, j + r/2) in the layout "half" and (2j, 2j + 1) in the layout "interleaved".
+    """
+    cos, sin = rotation  # (T, r/2)
+    r = 2 * cos.shape[-1]
+    rotary, rest = x[..., :r], x[..., r:]  # (B, H, T, r), (B, H, T, d_head - r)
+    if layout == "half":
+        real, imag = rotary[..., : r // 2], rotary[..., r // 2 :]  # (B, H, T, r/2)
+    else:
+        real, imag = rotary[..., 0::2], rotary[..., 1::2]  # (B, H, T, r/2)
+    rotated = (real * cos - imag * sin, real * sin + imag * cos)
+    if layout == "half":
+        return torch.cat((*rotated, rest), -1)  # (B, H, T, d_head)
+    return torch.cat((torch.stack(rotated, -1).flatten(-2), rest), -1)  # (B, H, T, d_head)
+
+
+def alibi_bias(n_tokens: int, n_heads: int, like: Tensor) -> Float[Tensor, "1 head time time"]:
+    """-2^(-8(h+1)/n) · |m - n| for query head h, query position m and key position n."""
+    heads = torch.arange(1, n_heads + 1, dtype=torch.float64, device=like.device)
+    positions = torch.arange(n_tokens, dtype=torch.float64, device=like.device)
+    distance = (positions[:, None] - positions[None, :]).abs()  # (T, T)
+    slopes = 2.0 ** (-8.0 * heads / n_heads)
+    return (-slopes[:, None, None] * distance)[None].to(like.dtype)  # (1, H, T, T)
 
 
 class Geometry(NamedTuple):
-    """What all attention layers of one forward pass share: who sees whom, and where everybody stands."""
+    """What all attention layers of one forward pass share: rotary angles and the attention mask or bias."""
 
     rotation: Rotation | None
     bias: Tensor | None  # added to the scores, or bool (True: may attend); broadcasts to (B, H, T, T)
-    is_causal: bool  # causal and nothing else, which the attention kernel knows without a T × T mask
+    is_causal: bool  # only causal, which the attention kernel computes without a T × T mask
 
 
 def geometry(config: ModelConfig, x: Float[Tensor, "batch time d_model"], mask: Tensor | None) -> Geometry:
-    """Computed once per forward pass, in the dtype of x."""
+    """The geometry of one forward pass, in the dtype of x."""
     n_tokens = x.shape[1]
     rotation = None
     if config.positions == "rope":
         rotation = rotary_angles(n_tokens, config.rotary_dims, config.rope_theta, like=x)
     if config.positions != "alibi" and mask is None:
         return Geometry(rotation, None, config.causal)
-    allowed = _who_sees_whom(config.causal, x, mask)
+    allowed = _attention_mask(config.causal, x, mask)
     if config.positions != "alibi":
         return Geometry(rotation, allowed, False)
     bias = alibi_bias(n_tokens, config.n_heads, like=x).masked_fill(~allowed, float("-inf"))
     return Geometry(rotation, bias, False)
 
 
-def _who_sees_whom(causal: bool, x: Tensor, mask: Tensor | None) -> Bool[Tensor, "_ 1 time time"]:
+def _attention_mask(causal: bool, x: Tensor, mask: Tensor | None) -> Bool[Tensor, "_ 1 time time"]:
     n_tokens = x.shape[1]
     allowed = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=x.device)[None, None]  # (1, 1, T, T)
     if causal:
         allowed = allowed.tril()
     if mask is None:
         return allowed
-    # Everybody sees itself: a padded query with no key at all would give NaN, and nobody reads its output.
+    # Each position attends to itself: a padded query without any key would give NaN.
     itself = torch.eye(n_tokens, dtype=torch.bool, device=x.device)
     return (allowed & mask[:, None, None, :]) | itself  # (B, 1, T, T)
 
@@ -54,7 +111,7 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Embedding(nn.Module):
-    """Tokens or patches, plus absolute positions, plus BERT's norm when the model is post-norm."""
+    """Tokens or patches, plus absolute positions, plus a norm (as in BERT) if the model is post-norm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -135,7 +192,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(gelu(up(x))), or down(silu(gate(x)) · up(x)) for SwiGLU; gelu is the exact one (erf)."""
+    """down(gelu(up(x))), or down(silu(gate(x)) · up(x)) for SwiGLU; GELU is exact (erf)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,31 +1,36 @@
-"""The whole model: embedding, blocks, head; its initialisation from a seed; its folder on disk."""
+"""The Transformer: embedding, blocks and head, its initialisation from a seed, and its folder on disk."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from ..errors import ArchitectureError
+from ..errors import ArchitectureError, CheckpointError
+from ..files import atomic_write_all
 from ..shapes import Float
 from .config import ModelConfig
-from .layers import Block, Embedding, geometry, make_norm
-from .positions import sinusoidal_table
-from .storage import read_folder, write_folder
+from .layers import Block, Embedding, geometry, make_norm, sinusoidal_table
 
 INIT_STD = 0.02
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
 
 
 class Transformer(nn.Module):
-    """A Transformer as `config` says, with weights that depend on `seed` alone.
+    """The Transformer that `config` describes, with weights that depend on `seed` only.
 
-    Runs in the dtype of its parameters from end to end: `Transformer(config).double()` is a float64 model.
+    All computation is in the dtype of the parameters: `Transformer(config).double()` is a float64 model.
     """
 
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        # Built without storage, then filled: torch's layers would draw from the global generator.
+        # Built on the meta device and filled afterwards: the layers of torch would draw from the global generator.
         with torch.device("meta"):
             self.embed = Embedding(config)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
@@ -46,7 +51,7 @@ class Transformer(nn.Module):
         return logits
 
     def hidden(self, inputs: Tensor, mask: Tensor | None = None) -> Float[Tensor, "batch time d_model"]:
-        """The last hidden states, which the head reads; those at padded places mean nothing."""
+        """The last hidden states, which the head reads; those at padded positions are undefined."""
         x: Tensor = self.embed(inputs)  # (B, T, d)
         if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
             raise ArchitectureError(
@@ -59,7 +64,7 @@ class Transformer(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def save(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors; the folder is made, files of that name are replaced."""
+        """Write config.json and model.safetensors; the folder is created, existing files are replaced."""
         write_folder(Path(folder), self.config, self.state_dict())
 
     @classmethod
@@ -83,19 +88,19 @@ def _make_head(config: ModelConfig) -> nn.Linear | None:
 
 
 def _mean(x: Float[Tensor, "batch time d"], mask: Tensor | None) -> Float[Tensor, "batch d"]:
-    """Mean over real places; a sequence that is all padding gives zero."""
+    """Mean over real positions; zero for a sequence that is all padding."""
     if mask is None:
         return x.mean(1)
-    # where, not a product: 0 · inf would let a padded place speak.
+    # where, not a product: 0 · inf is NaN.
     kept = torch.where(mask[:, :, None], x, 0.0).sum(1)  # (B, d)
     return kept / mask.sum(1, keepdim=True).clamp(min=1).to(x.dtype)
 
 
 @torch.no_grad()
 def _initialise(model: Transformer, seed: int) -> None:
-    """Matrices normal with std 0.02 (0.02/√(2·n_layers) for what writes to the stream), gains 1, biases 0.
+    """Matrices are normal with std 0.02 (0.02/√(2·n_layers) if they write to the residual stream), gains 1, biases 0.
 
-    Drawn in float64 on the CPU and cast, so that a seed names one model on every device and in every dtype.
+    They are sampled in float64 on the CPU and cast: a seed gives the same model on every device and in every dtype.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     config = model.config
@@ -113,6 +118,31 @@ def _initialise(model: Transformer, seed: int) -> None:
 
 def _normal(parameter: Tensor, generator: torch.Generator) -> Tensor:
     return INIT_STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+
+
+def write_folder(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write config.json and model.safetensors; if that fails, the old files stay."""
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    text = json.dumps(config.to_dict() | {"dtype": dtype}, indent=2) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        data = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} can not be written ({error}): choose another folder") from error
+    atomic_write_all({folder / WEIGHTS_NAME: data, folder / CONFIG_NAME: text}, error=CheckpointError)
+
+
+def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    try:
+        settings = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        tensors: dict[str, Tensor] = load_file(folder / WEIGHTS_NAME)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder} can not be read ({error}), expected {CONFIG_NAME} and {WEIGHTS_NAME} of a saved model"
+        ) from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{folder / CONFIG_NAME} holds {settings!r:.40}, expected a JSON object")
+    return ModelConfig.from_dict(settings), tensors
 
 
 def _check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:

@@ -1,24 +1,24 @@
-"""What a model is measured on: text, labelled text, images, from ordinary files and folders.
+"""Data that models are measured and trained on: text, labelled text and images from ordinary files and folders.
 
 >>> from isobasin.tasks import open_task
 >>> task = open_task("imdb/test.csv", [model], max_samples=1000)  # doctest: +SKIP
 >>> for batch in task: ...  # doctest: +SKIP
 """
 
-from .images import Images, read_images
-from .opening import open_task
-from .pixels import scaled
-from .source import DataError
-from .tables import Table, read_table
-from .task import IGNORED, Batch, Sums, Task
-from .texts import read_ids, read_text
-from .unlabeled import unlabeled
+from isobasin.tasks.images import Images, read_images, scaled
+from isobasin.tasks.loader import open_task
+from isobasin.tasks.source import DataError
+from isobasin.tasks.task import IGNORED, Batch, MetricSums, Task
+from isobasin.tasks.task import MetricSums as Sums  # SHIM-NAME
+from isobasin.tasks.text import Table, read_ids, read_table, read_text
+from isobasin.tasks.unlabeled import unlabeled
 
 __all__ = [
     "IGNORED",
     "Batch",
     "DataError",
     "Images",
+    "MetricSums",
     "Sums",
     "Table",
     "Task",

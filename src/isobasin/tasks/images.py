@@ -1,29 +1,40 @@
-"""Labelled images, from whichever layout a folder has."""
+"""Readers of labelled images: MNIST's IDX files, CIFAR's batches, a folder of picture files per class, `datasets`."""
 
-from collections.abc import Mapping, Sequence
+import gzip
+import io
+import math
+import pickle
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from isobasin.shapes import Int
-from isobasin.tasks.cifar import find_cifar, read_cifar
-from isobasin.tasks.datasets_folder import is_dataset, open_dataset
-from isobasin.tasks.idx import find_idx, read_idx_pair
-from isobasin.tasks.labels import folder_classes
-from isobasin.tasks.pictures import SUFFIXES, PictureFiles, Rows, class_folders
-from isobasin.tasks.source import DataError, check_exists
+from isobasin.errors import IsobasinError
+from isobasin.shapes import Float, Int
+from isobasin.tasks.source import DataError, check_exists, is_dataset, load_split, read_bytes
+from isobasin.tasks.text import folder_classes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures and their classes: `pixels[i]` is uint8 (height, width, channels), decoded when asked for.
+    """Images and their classes: `pixels[i]` is uint8 (height, width, channels), decoded on access.
 
-    `pixels` is one array (images, height, width, channels), or a sequence of files. `labels` count the data's own
-    `classes`; `by_folder` says that these are names of folders, whose order means nothing to a model.
+    `pixels` is one array (images, height, width, channels), or a sequence of files. `labels` are indices into the
+    `classes` of the data; with `by_folder` these are names of folders, and their order is arbitrary.
     """
 
-    pixels: np.ndarray | Sequence[np.ndarray]
+    pixels: "np.ndarray | PictureFiles | DatasetImages"
     labels: Int[np.ndarray, " images"]
     classes: tuple[str, ...] | None = None
     by_folder: bool = False
@@ -32,13 +43,13 @@ class Images:
         return len(self.labels)
 
     def content(self, i: int) -> bytes:
-        """The bytes an image is stored as."""
+        """The bytes of the file of an image, or of its pixels."""
         if isinstance(self.pixels, PictureFiles):
             return self.pixels.content(i)
         return np.ascontiguousarray(self.pixels[i]).tobytes()
 
     def targets(self, n_classes: int, names: Mapping[str, int], data: Path) -> Int[np.ndarray, " images"]:
-        """The classes as the model counts them."""
+        """The class of each image in the numbering of the model."""
         found = self.labels
         if self.by_folder and self.classes:
             found = np.array(folder_classes(self.classes, n_classes, names, data), dtype=np.int64)[self.labels]
@@ -77,7 +88,7 @@ def read_images(data: Path | str, split: str = "test") -> Images:
 
 
 def _from_dataset(data: Path, split: str) -> Images:
-    found = open_dataset(data, split)
+    found = load_split(data, split)
     kinds = {name: type(feature).__name__ for name, feature in found.features.items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), None)
     label = next((name for name in ("label", "labels", "fine_label", "class", "target") if name in kinds), None)
@@ -87,4 +98,302 @@ def _from_dataset(data: Path, split: str) -> Images:
     labels = np.array(found[label][:], dtype=np.int64)
     if not len(labels):
         raise DataError(data, "no rows in it; expected images with labels")
-    return Images(Rows(found, image), labels, classes)
+    return Images(DatasetImages(found, image), labels, classes)
+
+
+def scale_pixels(pixels: Tensor) -> Tensor:
+    """Bytes to numbers from −1 to 1, (x/255 − ½)/½, as the project's own models read them."""
+    return (pixels.float() / 255 - 0.5) / 0.5
+
+
+def scaled(pixels: np.ndarray) -> Float[Tensor, "images channels height width"]:
+    """The same for bytes (images, height, width, channels)."""
+    return scale_pixels(torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2))
+
+
+# -- picture files -----------------------------------------------------------------------------------------------------
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+MAX_PIXELS = 64 * 10**6
+_SPLIT_FOLDERS = {"test": ("test", "val", "validation"), "train": ("train",)}
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """Picture files on disk, decoded on access to uint8 (height, width, channels)."""
+
+    files: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return decoded(self.content(i), self.files[i])
+
+    def content(self, i: int) -> bytes:
+        return read_bytes(self.files[i])
+
+    def size(self, i: int, content: bytes) -> tuple[int, int]:
+        """Height and width from the header of the file, without decoding it."""
+        picture = _opened(content, self.files[i])
+        return picture.height, picture.width
+
+
+@dataclass(frozen=True)
+class DatasetImages:
+    """The image column of a `datasets` split, decoded on access to uint8 (height, width, channels)."""
+
+    rows: Any
+    column: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        picture = self.rows[i][self.column]
+        _check_pixels(picture, f"row {i + 1}")
+        return _array(picture)
+
+
+def class_folders(data: Path, split: str) -> list[tuple[str, list[Path]]]:
+    """Classes and their picture files, sorted by name; of a folder with subfolders for splits, those of `split`."""
+    if (listed := data / "val" / "val_annotations.txt").is_file() and split == "test":
+        return _listed(listed)
+    inner = next((data / name for name in _SPLIT_FOLDERS.get(split, (split,)) if (data / name).is_dir()), data)
+    if inner is not data and _pictures(inner):
+        inner = data  # a class may be called "test"
+    folders = sorted(f for f in inner.iterdir() if f.is_dir() and not f.name.startswith("."))
+    found = [(folder.name, _pictures(folder) or _pictures(folder / "images")) for folder in folders]
+    return [(name, files) for name, files in found if files]
+
+
+def _listed(file: Path) -> list[tuple[str, list[Path]]]:
+    """The validation pictures of Tiny ImageNet, whose test set has no labels: one folder and a table of classes."""
+    classes: dict[str, list[Path]] = {}
+    for row in read_bytes(file).decode("utf-8", "replace").splitlines():
+        name, _, rest = row.partition("\t")
+        classes.setdefault(rest.partition("\t")[0], []).append(file.parent / "images" / Path(name).name)
+    return sorted((name, sorted(files)) for name, files in classes.items() if name)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    files = (f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    return sorted(f for f in files if f.is_file())
+
+
+def pillow() -> Any:
+    """The module `PIL.Image`, needed for picture files and image processors only."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise IsobasinError("picture files need Pillow: pip install pillow") from error
+    return Image
+
+
+def decoded(content: bytes, file: Path) -> np.ndarray:
+    """A picture as uint8 (height, width, channels): 1 for grey, 3 for colour; transparency is dropped."""
+    picture = _opened(content, file)
+    try:
+        return _array(picture)
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:  # what decoders of Pillow raise
+        raise DataError(file, f"a damaged picture ({error}); remove or replace it") from error
+
+
+def _opened(content: bytes, file: Path) -> "Image":
+    image = pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", image.DecompressionBombWarning)  # the size is checked below
+            picture: Image = image.open(io.BytesIO(content))
+    except image.DecompressionBombError as error:
+        raise DataError(file, f"an absurdly large picture ({error!s:.80})") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise DataError(file, "not a picture that Pillow can read; remove or replace it") from error
+    _check_pixels(picture, str(file))
+    return picture
+
+
+def _check_pixels(picture: "Image", where: str) -> None:
+    size = f"{picture.width} × {picture.height}"
+    if picture.width * picture.height > MAX_PIXELS:
+        raise DataError(where, f"an absurdly large picture, {size}; expected at most {MAX_PIXELS:,} pixels")
+
+
+def _array(picture: "Image") -> np.ndarray:
+    grey = picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
+    array = np.asarray(picture.convert("L" if grey else "RGB"))
+    return array[:, :, None] if grey else array
+
+
+# -- IDX files of MNIST ------------------------------------------------------------------------------------------------
+
+
+_IDX_PREFIX = {"test": "t10k|test", "train": "train"}
+_MAX_IDX_BYTES = 2**34
+
+
+def find_idx(data: Path, split: str) -> tuple[Path, Path] | None:
+    """The files of images and labels of a split, in the folder or in `raw`; or a file of images and its labels."""
+    if data.is_file():
+        return (data, _idx_labels(data)) if re.search(r"images[.-]idx[34]-ubyte", data.name) else None
+    pattern = re.compile(rf"(.*[-_])?({_IDX_PREFIX.get(split, split)})[-_]images[.-]idx[34]-ubyte(\.gz)?")
+    for folder in (data, data / "raw", data / "MNIST" / "raw"):
+        if folder.is_dir():
+            # the plain file before the gzipped one
+            found = sorted((f for f in folder.iterdir() if pattern.fullmatch(f.name)), key=lambda f: (f.suffix, f.name))
+            if found:
+                return found[0], _idx_labels(found[0])
+    return None
+
+
+def _idx_labels(images: Path) -> Path:
+    name = re.sub(r"images([.-])idx\d", r"labels\1idx1", images.name)
+    either = [images.with_name(name), images.with_name(name.removesuffix(".gz")), images.with_name(f"{name}.gz")]
+    return next((file for file in either if file.exists()), either[0])
+
+
+def read_idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels uint8 (images, height, width, channels) and labels int64."""
+    pixels, numbers = read_idx(images), read_idx(labels)
+    if pixels.ndim not in (3, 4) or numbers.ndim != 1:
+        raise DataError(images, f"axes {pixels.shape} with labels {numbers.shape}; expected images and one label each")
+    if len(pixels) != len(numbers) or not len(pixels):
+        raise DataError(images, f"{len(pixels)} images, but {len(numbers)} labels in {labels.name}")
+    return pixels if pixels.ndim == 4 else pixels[..., None], numbers.astype(np.int64)
+
+
+def read_idx(file: Path) -> np.ndarray:
+    """An array of bytes. Layout: two zeros, the type (8: bytes), the number of axes, their sizes, the data."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            start = stream.read(4)
+            if len(start) < 4 or start[:3] != b"\0\0\x08" or not 1 <= start[3] <= 4:
+                raise DataError(file, f"starts with {start!r}; expected an IDX file of bytes")
+            head = stream.read(4 * start[3])
+            shape = struct.unpack(f">{len(head) // 4}I", head[: len(head) // 4 * 4])
+            size = math.prod(shape)
+            if len(shape) != start[3] or size > _MAX_IDX_BYTES:
+                raise DataError(file, f"an IDX file of axes {shape}; its head is damaged")
+            content = stream.read(size + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(file, f"can not be read ({error})") from error
+    if len(content) != size:
+        raise DataError(file, f"{len(content):,} bytes or more, its head says {size:,} {shape}; download it again")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+# -- batches of CIFAR-10 and CIFAR-100 ---------------------------------------------------------------------------------
+
+
+_CIFAR_FOLDERS = ("", "cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary")
+_CIFAR_FILES = {
+    "test": ("test_batch", "test_batch.bin", "test", "test.bin"),
+    "train": ("data_batch_[1-9]", "data_batch_[1-9].bin", "train", "train.bin"),
+}
+_CIFAR_CLASSES = {"batches.meta": b"label_names", "meta": b"fine_label_names"}
+_CIFAR_CLASSES_TEXT = ("batches.meta.txt", "fine_label_names.txt")
+_CIFAR_PIXELS = 3 * 32 * 32
+
+
+def find_cifar(data: Path, split: str) -> list[Path]:
+    """The files of a split, sorted; `data` may also be one of the files. Empty if there are none."""
+    if data.is_file():
+        known = any(data.match(pattern) for patterns in _CIFAR_FILES.values() for pattern in patterns)
+        return [data] if known else []
+    for folder in (data / name for name in _CIFAR_FOLDERS):
+        for pattern in _CIFAR_FILES.get(split, ()):
+            if found := sorted(file for file in folder.glob(pattern) if file.is_file()):
+                return found
+    return []
+
+
+def read_cifar(files: list[Path]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
+    """Pixels uint8 (images, 32, 32, 3), labels int64 (the fine ones of CIFAR-100), and the names of the classes."""
+    parts = [_binary_cifar(file) if file.suffix == ".bin" else _pickled_cifar(file) for file in files]
+    pixels = np.concatenate([pixels for pixels, _ in parts])
+    labels = np.concatenate([labels for _, labels in parts])
+    planes = pixels.reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels, _cifar_classes(files[0].parent)
+
+
+def _binary_cifar(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Records of one label (CIFAR-100: a coarse and a fine one) and 3,072 bytes."""
+    content = np.frombuffer(read_bytes(file), np.uint8)
+    n_labels = 2 if file.name in ("test.bin", "train.bin") else 1
+    if not len(content) or len(content) % (n_labels + _CIFAR_PIXELS):
+        raise DataError(
+            file, f"{len(content):,} bytes, expected records of {n_labels + _CIFAR_PIXELS} bytes; download it again"
+        )
+    records = content.reshape(-1, n_labels + _CIFAR_PIXELS)
+    return records[:, n_labels:], records[:, n_labels - 1].astype(np.int64)
+
+
+def _pickled_cifar(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    found = load_pickle(file)
+    table = found if isinstance(found, dict) else {}
+    pixels = _either(table, b"data")
+    labels = next((x for key in (b"fine_labels", b"labels") if (x := _either(table, key)) is not None), None)
+    right = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 2
+    if not right or pixels.shape[1] != _CIFAR_PIXELS or not isinstance(labels, list | np.ndarray) or not len(labels):
+        raise DataError(file, "expected a CIFAR batch: data, bytes (images × 3072), and labels")
+    if len(labels) != len(pixels) or not all(isinstance(x, int | np.integer) for x in labels):
+        raise DataError(file, f"{len(pixels)} images with {len(labels)} labels; expected a whole number for each")
+    return pixels, np.array(labels, dtype=np.int64)
+
+
+def _either(table: dict[Any, Any], key: bytes) -> Any:
+    return table.get(key, table.get(key.decode()))
+
+
+def _cifar_classes(folder: Path) -> tuple[str, ...] | None:
+    for name in _CIFAR_CLASSES_TEXT:
+        if (folder / name).is_file():
+            return tuple(read_bytes(folder / name).decode("utf-8", "replace").split())
+    for name, key in _CIFAR_CLASSES.items():
+        if (folder / name).is_file():
+            found = load_pickle(folder / name)
+            names = _either(found, key) if isinstance(found, dict) else None
+            if isinstance(names, list):
+                return tuple(x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in names)
+    return None
+
+
+# -- restricted pickles ------------------------------------------------------------------------------------------------
+
+
+_CONTAINERS = {"list": list, "dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset, "bytearray": bytearray}
+_NUMPY = {"ndarray": np.ndarray, "dtype": np.dtype}
+_RECONSTRUCT = np.zeros(0).__reduce__()[0]  # the name of its module differs between numpy 1 and 2
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Refuses every global except those that construct arrays, dtypes and containers.
+
+    The functions are created at each call, because a pickle could set attributes of a shared one.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("builtins", "__builtin__") and name in _CONTAINERS:
+            return _CONTAINERS[name]
+        if module == "numpy" and name in _NUMPY:
+            return _NUMPY[name]
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _RECONSTRUCT
+        if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
+            return lambda buffer, dtype, shape, order: np.frombuffer(buffer, dtype).reshape(shape, order=order)
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+            return lambda text, _: text.encode("latin1")
+        raise pickle.UnpicklingError(f"asks for {module}.{name}, which is no array")
+
+
+def load_pickle(file: Path) -> Any:
+    """Arrays and containers from an untrusted pickle; anything else is refused before it is constructed."""
+    try:
+        return _ArraysOnly(io.BytesIO(read_bytes(file)), encoding="bytes").load()
+    except DataError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(file, f"a pickle that is refused ({type(error).__name__}: {error!s:.120})") from error

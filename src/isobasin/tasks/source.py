@@ -1,14 +1,19 @@
-"""Where data comes from: the words of a complaint about it, and which of its samples are used."""
+"""Sources of data: errors, files, digests, the choice of samples, and data sets of the `datasets` library."""
 
 import hashlib
-from collections.abc import Iterable
+import importlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from isobasin.errors import IsobasinError
 
 _PLAIN_NAMES = {"raw", "data", "test", "train", "val", "validation"}
+_SPLITS = {"test": ("test", "validation", "dev"), "train": ("train",)}
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.[a-z]{2})(?<!\.[a-z]{3})")  # ids do not end like file names
 
 
 class DataError(IsobasinError):
@@ -21,14 +26,14 @@ class DataError(IsobasinError):
 def check_exists(data: Path) -> None:
     try:
         found = data.exists()
-    except OSError as error:  # no permission to look, a name too long
+    except OSError as error:  # no permission, or a name that is too long
         raise DataError(f"{data!s:.200}", f"can not be read ({error.strerror})") from error
     if not found:
         raise DataError(data, "no such file or folder")
 
 
 def read_bytes(file: Path) -> bytes:
-    """The whole file, or one line that says why not."""
+    """The content of a file, or a one-line error."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -36,7 +41,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def short_name(data: Path | str) -> str:
-    """A word for figures: the file's name without its suffix, or the folder above where that says nothing.
+    """A name for figures: that of the file without its suffix, or of the folder above if the name is generic.
 
     >>> short_name("sets/MNIST/raw"), short_name("imdb/test.csv"), short_name("input.txt")
     ('mnist', 'imdb', 'input')
@@ -47,9 +52,9 @@ def short_name(data: Path | str) -> str:
 
 
 def chosen(n: int, max_samples: int | None, seed: int) -> list[int]:
-    """The samples used, in the order of the file: all, or the first of a random order.
+    """The indices of the samples that are used, in the order of the file: all of them, or a random subset.
 
-    A folder sorted by class stays balanced when only a part of it is used.
+    A random subset of a folder that is sorted by class stays balanced.
     """
     if max_samples is None or max_samples >= n:
         return list(range(n))
@@ -58,9 +63,65 @@ def chosen(n: int, max_samples: int | None, seed: int) -> list[int]:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """sha256 over parts, each behind its length, so that no two sequences of parts look alike."""
+    """sha256 over the parts, each preceded by its length, so that different sequences of parts differ."""
     found = hashlib.sha256()
     for part in parts:
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.hexdigest()
+
+
+# -- the `datasets` library ------------------------------------------------------------------------------------------
+
+
+def is_dataset(data: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder, or nothing exists there and the name may be a hub id."""
+    if data.is_dir():
+        return (data / "dataset_dict.json").is_file() or (
+            (data / "state.json").is_file() and (data / "dataset_info.json").is_file()
+        )
+    return is_hub_id(data)
+
+
+def is_hub_id(data: Path) -> bool:
+    """Whether the name can be that of a data set on the hub; False if `datasets` is not installed."""
+    return not data.exists() and bool(_HUB_ID.fullmatch(data.as_posix())) and _library(data, needed=False) is not None
+
+
+def load_split(data: Path, split: str) -> Any:
+    """One split, as a `datasets.Dataset`."""
+    library = _library(data)
+    try:
+        found = library.load_from_disk(str(data)) if data.is_dir() else load_from_hub(data.as_posix())
+    except Exception as error:  # the library and the network raise errors of many kinds
+        folder = data.is_dir()
+        what = "datasets can not load it" if folder else "no such file or folder, and no data set of that name"
+        raise DataError(data, f"{what} ({type(error).__name__}: {error!s:.160})".replace("\n", " ")) from error
+    if not isinstance(found, Mapping):
+        return found
+    for name in _SPLITS.get(split, (split,)):
+        if name in found:
+            return found[name]
+    raise DataError(data, f"has the splits {', '.join(found)}; expected {' or '.join(_SPLITS.get(split, (split,)))}")
+
+
+def load_from_hub(name: str) -> Any:
+    """All splits of `owner/name`, or of `owner/name:configuration`."""
+    hub, _, configuration = name.partition(":")
+    return _library(Path(name)).load_dataset(hub, *([configuration] if configuration else []))
+
+
+def split_columns(data: Path, split: str) -> dict[str, Sequence[Any]]:
+    """All columns of a split except images, in memory."""
+    found = load_split(data, split)
+    plain = [name for name in found.column_names if type(found.features[name]).__name__ != "Image"]
+    return {name: list(found[name]) for name in plain}
+
+
+def _library(data: Path, *, needed: bool = True) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        if needed:
+            raise IsobasinError(f"--data {data}: saved by datasets, which is not here: pip install datasets") from error
+        return None

@@ -1,29 +1,45 @@
-"""What a model is measured on: batches with their targets, and the sums a metric is made of."""
+"""What models are measured on: batches with targets, metric sums, and what a task reads from the models' configs."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from isobasin.arch.fields import Fields
 from isobasin.errors import IsobasinError
+from isobasin.running import DEFAULT_CLASSES
 from isobasin.shapes import Float
-from isobasin.tasks.source import digest
+from isobasin.tasks.source import digest, short_name
+from isobasin.weights import Weights
 
-IGNORED = -100  # a position that is not scored
+IGNORED = -100  # the target of a position that is not scored, as in torch's cross-entropy
+KINDS = ("lm", "mlm", "text", "image")
+_BATCH_SIZES = {"lm": 8, "mlm": 8, "text": 16, "image": 64}
+_FLAGS = {"max_samples": "--max-samples", "batch_size": "--batch-size", "seq_len": "--seq-len"}
+_HEADS = {
+    "ForCausalLM": "lm",
+    "LMHeadModel": "lm",
+    "ForMaskedLM": "mlm",
+    "ForPreTraining": "mlm",
+    "ForSequenceClassification": "text",
+    "ForImageClassification": "image",
+}
+_CLASSIFIERS = ("classifier.weight", "score.weight")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the model is called with, and what it should have said.
+    """The inputs of a model and the targets of its outputs.
 
-    `targets` are classes (N,), or tokens (N, T) that stand where the logits that predict them stand: shifted already
-    for a language model, and IGNORED where nothing is scored. `n_bytes` are the bytes of text, in UTF-8, that the
-    scored tokens cover.
+    `targets` are classes (N,), or tokens (N, T) at the positions of the logits that predict them: already shifted for
+    a language model, and IGNORED at positions that are not scored. `n_bytes` is the number of bytes of UTF-8 text that
+    the scored tokens cover.
     """
 
     inputs: dict[str, Tensor]
@@ -35,10 +51,10 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Totals over scored tokens or samples; they add up, so that a mean is exact whatever the batches were.
+class MetricSums:
+    """Sums over scored tokens or samples, so that a mean does not depend on the batches.
 
-    >>> (Sums(2.0, 1.0, 4, 8) + Sums(4.0, 2.0, 2, None)).metrics("text")
+    >>> (MetricSums(2.0, 1.0, 4, 8) + MetricSums(4.0, 2.0, 2, None)).metrics("text")
     {'loss': 1.0, 'accuracy': 0.5}
     """
 
@@ -48,22 +64,22 @@ class Sums:
     n_bytes: int | None = 0
 
     @classmethod
-    def of(cls, logits: Float[Tensor, "batch *time classes"], batch: Batch) -> "Sums":
-        """Σ −log p(target) and the hits of the largest logit: each in float32, summed in float64.
+    def of(cls, logits: Float[Tensor, "batch *time classes"], batch: Batch) -> "MetricSums":
+        """Σ −log p(target), and how often the largest logit is the target: computed in float32, summed in float64.
 
-        Where a logit is not a number the loss and the hits are NaN: a model that fails must not look like a guess.
+        If a logit is NaN, the loss and the number of correct predictions are NaN too.
         """
         flat, targets = logits.float().flatten(0, -2), batch.targets.to(logits.device).flatten()
         losses = F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="none")
         hits = (flat.max(-1).indices == targets).float().masked_fill(losses.isnan(), math.nan)
-        # One copy for all three: each would make a device wait.
+        # One transfer for all three: each would synchronise the device.
         losses, hits, scored = torch.stack([losses, hits, (targets != IGNORED).float()]).cpu()
         loss, correct = (float(x[scored > 0].double().sum()) for x in (losses, hits))
         return cls(loss, correct, int(scored.count_nonzero()), batch.n_bytes)
 
-    def __add__(self, other: "Sums") -> "Sums":
+    def __add__(self, other: "MetricSums") -> "MetricSums":
         known = self.n_bytes is not None and other.n_bytes is not None
-        return Sums(
+        return MetricSums(
             self.loss + other.loss,
             self.correct + other.correct,
             self.count + other.count,
@@ -71,7 +87,7 @@ class Sums:
         )
 
     def metrics(self, kind: str) -> dict[str, float]:
-        """Means over what was scored: loss (nats), accuracy; perplexity for tokens; bits per byte where known."""
+        """Means over all that was scored: loss in nats, accuracy; perplexity of tokens; bits per byte if known."""
         if not self.count:
             raise IsobasinError("nothing was scored: expected at least one token or sample with a target")
         loss = self.loss / self.count
@@ -85,9 +101,9 @@ class Sums:
 
 @dataclass(frozen=True)
 class Task:
-    """Data made ready for some models: iterate it as often as you like, the batches are always the same.
+    """Data prepared for some models; every iteration gives the same batches.
 
-    `kind` is lm, mlm, text or image; `fingerprint` names data, settings and tokenizer or processor together.
+    `kind` is lm, mlm, text or image; `fingerprint` identifies the data, the settings and the tokenizer or processor.
     """
 
     kind: str
@@ -107,20 +123,171 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What a kind of task makes of its data: `content` is a digest of all that was read."""
+class Request:
+    """The data, the models and the options of a task; None means the default of the kind of task."""
 
-    n_samples: int
-    settings: Mapping[str, Any]
-    content: str
-    batches: Callable[[], Iterator[Batch]]
+    data: Path
+    models: Sequence[Weights]
+    tokenizer: str | Path | None = None
+    max_samples: int | None = None
+    batch_size: int | None = None
+    seq_len: int | None = None
+    seed: int = 0
+    split: str = "test"
 
+    def checked(self) -> "Request":
+        for name, flag in _FLAGS.items():
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise IsobasinError(f"{flag} {value}: expected a whole number of at least 1")
+        if self.split not in ("test", "train"):
+            raise IsobasinError(f"split {self.split!r} is unknown, expected test or train")
+        if not 0 <= self.seed < 2**63:
+            raise IsobasinError(f"--seed {self.seed}: expected a whole number from 0 to 2^63 − 1")
+        return self
 
-def fingerprint(kind: str, prepared: Prepared) -> str:
-    """sha256 over the kind, the settings and the digest of what was read."""
-    said = json.dumps([kind, dict(prepared.settings), prepared.content], sort_keys=True)
-    return digest([said.encode()])
+    def settings(self, kind: str) -> dict[str, Any]:
+        """The settings that every task records."""
+        size = self.batch_size or _BATCH_SIZES[kind]
+        return {"batch_size": size, "max_samples": self.max_samples, "seed": self.seed, "split": self.split}
+
+    def task(
+        self,
+        kind: str,
+        n_samples: int,
+        settings: Mapping[str, Any],
+        content: str,
+        batches: Callable[[], Iterator[Batch]],
+    ) -> Task:
+        """The task itself; `content` is a digest of all that was read."""
+        found = digest([json.dumps([kind, dict(settings), content], sort_keys=True).encode()])
+        return Task(kind, short_name(self.data), str(self.data), n_samples, settings, found, batches)
 
 
 def int64(values: Any) -> Tensor:
     return torch.as_tensor(values, dtype=torch.int64)
+
+
+# -- properties of the models ------------------------------------------------------------------------------------------
+
+
+def is_own(weights: Weights) -> bool:
+    """Whether it is the project's own Transformer, which `transformers` can not load."""
+    return weights.arch.family == "isobasin"
+
+
+def name_of(weights: Weights) -> str:
+    return str(weights.path) if weights.path else f"a {weights.arch.family} model in memory"
+
+
+def task_kind(models: Sequence[Weights], kind: str = "auto") -> str:
+    """The kind of task that the heads of the models determine; a given `kind` must agree with it."""
+    if not models:
+        raise IsobasinError("no model is given: a task is opened for the models it measures")
+    if kind not in ("auto", *KINDS):
+        raise IsobasinError(f"--task {kind}: expected one of auto, {', '.join(KINDS)}")
+    found = agreed(models, "task", _kind)
+    if kind not in ("auto", found):
+        raise IsobasinError(f"--task {kind}: {name_of(models[0])} has a head for {found}; give --task {found} or auto")
+    return found
+
+
+def _kind(weights: Weights) -> str:
+    config = Fields(weights.config)
+    if is_own(weights):
+        if config.has("image_size"):
+            return "image"
+        if config.has("n_classes"):
+            return "text"
+        return "lm" if config.flag("causal", False) else "mlm"
+    name = config.architecture or DEFAULT_CLASSES[weights.arch.family]
+    found = next((kind for suffix, kind in _HEADS.items() if name.endswith(suffix)), None)
+    if found is None:
+        raise IsobasinError(
+            f"{name_of(weights)}: {name} has no head to measure; expected a class that ends in {', '.join(_HEADS)}"
+        )
+    return found
+
+
+def agreed(models: Sequence[Weights], what: str, read: Callable[[Weights], Any]) -> Any:
+    """The value that `read` gives for all models; different values are an error."""
+    values = [read(weights) for weights in models]
+    for weights, value in zip(models[1:], values[1:]):
+        if value != values[0]:
+            raise IsobasinError(
+                f"{what}: {name_of(models[0])} has {values[0]}, {name_of(weights)} has {value}; "
+                "expected models with the same"
+            )
+    return values[0]
+
+
+def vocabulary_size(weights: Weights) -> int:
+    """The number n of token ids that the model accepts: 0 … n − 1."""
+    return int(weights.config.get("vocab_size") or weights.config.get("d_vocab") or 0)
+
+
+def max_length(weights: Weights) -> int | None:
+    """The longest sequence that the model accepts; None if its config does not say."""
+    limits = [weights.config[k] for k in ("n_positions", "max_position_embeddings") if weights.config.get(k)]
+    return min(map(int, limits), default=None)
+
+
+def window_length(models: Sequence[Weights], requested: int | None, default: int = 256) -> int:
+    """The requested length, or `default`, or the longest that all models accept if that is less."""
+    limit = min((n for n in map(max_length, models) if n is not None), default=None)
+    if requested is not None and limit is not None and requested > limit:
+        raise IsobasinError(f"--seq-len {requested}: the model takes at most {limit} tokens; give at most that")
+    return requested or (default if limit is None else min(default, limit))
+
+
+def n_classes(weights: Weights) -> int:
+    """The number of rows of the classifier's weight: a config may leave it to a default."""
+    if is_own(weights):
+        return int(weights.config["n_classes"])
+    found = next((weights.arch.shapes[name][0] for name in _CLASSIFIERS if name in weights.arch.shapes), None)
+    if found is None:
+        raise IsobasinError(
+            f"{name_of(weights)}: no classifier among its tensors; expected {' or '.join(_CLASSIFIERS)}"
+        )
+    if found == 1:
+        raise IsobasinError(f"{name_of(weights)}: a classifier with one class is a regression, which is not measured")
+    return int(found)
+
+
+def image_shape(weights: Weights) -> tuple[int, int, int] | None:
+    """Channels, height and width of the images that the model reads; None for a model of tokens."""
+    config = {key: value for key, value in weights.config.items() if value is not None}
+    size = config.get("image_size", 224 if weights.arch.family == "vit" else None)
+    if size is None:
+        return None
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(config.get("num_channels", config.get("n_channels", 3))), int(height), int(width)
+
+
+def label_names(models: Sequence[Weights]) -> Mapping[str, int]:
+    """The names of the classes, if a config gives them (other than LABEL_0, …); all models must agree."""
+    maps = [(weights, found) for weights in models if (found := _names(weights))]
+    for weights, found in maps[1:]:
+        if found != maps[0][1]:
+            here, there = (sorted(m, key=m.__getitem__)[:4] for m in (maps[0][1], found))
+            raise IsobasinError(
+                f"{name_of(weights)}: its classes are {', '.join(there)}…, those of {name_of(maps[0][0])} "
+                f"{', '.join(here)}…; models with different label maps can not be compared"
+            )
+    return maps[0][1] if maps else {}
+
+
+def _names(weights: Weights) -> dict[str, int]:
+    table = Fields(weights.config).table("id2label")
+    try:
+        found = {str(name): int(number) for number, name in table.items()}
+    except ValueError as error:
+        raise IsobasinError(
+            f"{name_of(weights)}: config.json: id2label has a key that is no number ({error}); correct it"
+        ) from error
+    plain = all(name == f"LABEL_{number}" for name, number in found.items())
+    return {} if plain else found
+
+
+# mypy: implicit-reexport
+from isobasin.tasks.task import MetricSums as Sums  # noqa: E402, F401  # SHIM-NAME

@@ -13,10 +13,9 @@ from PIL import Image
 
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
-from isobasin.study.corpora import cut
-from isobasin.study.datasets import locate, open_dataset
-from isobasin.study.datasets_places import KNOWN, NAMES
 from isobasin.tasks import read_images, scaled
+from isobasin.tasks.corpora import KNOWN, NAMES, cut
+from isobasin.tasks.datasets import locate, open_dataset
 
 
 def table(file: Path, rows: list[list[object]]) -> None:

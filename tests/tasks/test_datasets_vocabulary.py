@@ -8,9 +8,9 @@ import torch
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
-from isobasin.study.datasets import open_dataset
-from isobasin.study.vocabulary import Vocabulary, made, words_in
 from isobasin.tasks import open_task
+from isobasin.tasks.datasets import open_dataset
+from isobasin.tasks.tokenizer import Vocabulary, make_vocabulary, split_words
 from isobasin.weights import load
 
 ODD = [
@@ -27,21 +27,21 @@ def texts() -> list[str]:
 
 
 def test_words_in_python_are_the_tokenizers_words() -> None:
-    found = made("words-800", [*texts(), *ODD, *ODD])
+    found = make_vocabulary("words-800", [*texts(), *ODD, *ODD])
     slow = Vocabulary(found.name, found.size, found.tokenizer)  # without the table
     assert torch.equal(found.rows([*texts(), *ODD], 64), slow.rows([*texts(), *ODD], 64))
     assert found.size == 800
-    other = made("words-800", texts()[:50])
+    other = make_vocabulary("words-800", texts()[:50])
     assert not torch.equal(found.rows(texts(), 64), other.rows(texts(), 64))
     assert other.content != found.content
 
 
 @pytest.mark.parametrize("kind", ["words-500", "characters", "bpe-400", "bytes"])
 def test_what_is_saved_reads_the_same(kind: str, tmp_path: Path) -> None:
-    found = made(kind, texts())
+    found = make_vocabulary(kind, texts())
     found.save(tmp_path)
     again = Vocabulary.read(tmp_path, found.size)
-    assert again.content == found.content == made(kind, texts()).content
+    assert again.content == found.content == make_vocabulary(kind, texts()).content
     assert torch.equal(again.rows(ODD, 40), found.rows(ODD, 40))
     assert again.words == found.words
     assert int(found.rows([*texts(), *ODD], 200).max()) < found.size
@@ -50,18 +50,18 @@ def test_what_is_saved_reads_the_same(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["characters", "bpe-400", "bytes"])
 def test_tokens_of_a_long_text_cover_its_bytes(kind: str) -> None:
     content = "\n\n".join(texts()).encode()
-    found = made(kind, texts())
+    found = make_vocabulary(kind, texts())
     counts = found.n_bytes()
     assert counts is not None
     stream = found.stream(content).long()
     assert int(counts[stream].sum()) == len(content)
     assert (len(stream) == len(content)) == (not kind.startswith("bpe"))
-    assert made("words-500", texts()).n_bytes() is None
+    assert make_vocabulary("words-500", texts()).n_bytes() is None
 
 
 def test_a_text_of_nothing_is_one_unknown_word() -> None:
-    assert made("words", ["a a"]).rows(["", "a b"], 3).tolist() == [[1, 0, 0], [3, 1, 0]]
-    assert words_in("") == []
+    assert make_vocabulary("words", ["a a"]).rows(["", "a b"], 3).tolist() == [[1, 0, 0], [3, 1, 0]]
+    assert split_words("") == []
 
 
 def test_a_saved_model_reads_text_as_it_was_trained(tmp_path: Path) -> None:
@@ -85,6 +85,6 @@ def test_a_saved_model_reads_text_as_it_was_trained(tmp_path: Path) -> None:
 
 def test_a_vocabulary_nobody_knows_is_refused() -> None:
     with pytest.raises(IsobasinError, match="vocabulary 'syllables' is unknown, expected one of bytes, characters"):
-        made("syllables", ["a"])
+        make_vocabulary("syllables", ["a"])
     with pytest.raises(IsobasinError, match="at least 260"):
-        made("words-100", ["a"])
+        make_vocabulary("words-100", ["a"])

@@ -1,0 +1,182 @@
+"""A checkpoint folder on disk: where it lies, its weight files, its JSON documents and its companion files.
+
+The content is untrusted: documents have a bounded size, file names stay inside the folder, code is never copied.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from isobasin.errors import CheckpointError
+
+# In the order of preference, which is that of transformers.
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+# The safetensors library refuses headers over 100 MB; no index or configuration comes near.
+MAX_BYTES = 100_000_000
+# Keys by which a configuration makes transformers run Python code from a repository.
+_CODE_KEYS = frozenset({"auto_map", "custom_pipelines"})
+# Copied without the keys that name code.
+_CONFIGURATIONS = frozenset(
+    {"generation_config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json"}
+)
+# Copied byte for byte: in a vocabulary "auto_map" may be a token.
+_VERBATIM = frozenset(
+    {
+        "tokenizer.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "chat_template.json",
+        "chat_template.jinja",
+    }
+)
+_TEXT_SUFFIXES = frozenset({"", ".txt", ".md", ".rst", ".html", ".pdf"})
+
+
+# -- location ---------------------------------------------------------------------------------------------------------
+
+
+def find_folder(path: str | Path) -> Path:
+    """The folder `path`, or the snapshot of the hub id `path` in the local Hugging Face cache."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{path} is a file, expected a checkpoint folder: give the folder it lies in")
+    snapshot = _cached_snapshot(str(path))
+    if snapshot is None:
+        raise CheckpointError(
+            f"{str(path)!r} is neither a folder nor a model in the local Hugging Face cache: "
+            "check the path, or download it first (hf download ORG/NAME)"
+        )
+    return snapshot
+
+
+def _cached_snapshot(hub_id: str) -> Path | None:
+    try:
+        from huggingface_hub import snapshot_download  # half a second to import, and rarely needed
+    except ImportError:
+        return None
+    try:
+        return Path(snapshot_download(hub_id, local_files_only=True))
+    except (OSError, ValueError):  # not in the cache; not a hub id
+        return None
+
+
+def find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The weight files of `folder`, and the file in which its index (if sharded) puts each tensor."""
+    for name in _WEIGHTS:
+        file = folder / name
+        if file.is_file():
+            return _read_index(file) if name.endswith(".json") else ([file], {})
+    raise CheckpointError(f"{folder} holds no weights: expected one of {', '.join(_WEIGHTS)}")
+
+
+def _read_index(index: Path) -> tuple[list[Path], dict[str, Path]]:
+    weight_map = read_object(index, unique=True).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map from tensors to files: re-download it")
+    files = {name: _shard(index, name) for name in sorted(map(_as_name, weight_map.values()))}
+    return list(files.values()), {tensor: files[name] for tensor, name in weight_map.items()}
+
+
+def _as_name(value: object) -> str:
+    # A value that is not a string becomes a name that the check on names refuses.
+    return value if isinstance(value, str) else f"/{value!r}"
+
+
+def _shard(index: Path, name: str) -> Path:
+    is_plain = name.isprintable() and not set(name) & set("/\\:") and name not in ("", ".", "..")
+    if not is_plain:
+        raise CheckpointError(
+            f"{index} names the file {name!r:.80}, expected a plain name in the same folder: do not trust it"
+        )
+    file = index.parent / name
+    if not file.is_file():
+        raise CheckpointError(f"{file} is named in {index.name} but is not there: download the missing shard")
+    return file
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+
+def read_object(file: Path, *, unique: bool = False) -> dict[str, Any]:
+    """The JSON object in `file`; see `parse_object`."""
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing or not a regular file: is this a whole checkpoint folder?")
+    try:
+        size = file.stat().st_size
+        if size > MAX_BYTES:
+            raise CheckpointError(f"{file} has {size} bytes, expected at most {MAX_BYTES}: it is damaged")
+        return parse_object(file.read_bytes(), str(file), unique=unique)
+    except OSError as error:
+        raise CheckpointError(f"{file} can not be read: {error.strerror}") from error
+
+
+def parse_object(text: bytes, source: str, *, unique: bool = False) -> dict[str, Any]:
+    """The JSON object in `text`; `unique`: a key that occurs twice is an error."""
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique if unique else None)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{source} is not valid JSON ({error}): re-download it") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{source} holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def write_object(file: Path, value: dict[str, Any]) -> None:
+    """Write `value` as JSON in the layout of Hugging Face (two spaces, newline at the end)."""
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def without_code(value: Any) -> Any:
+    """A copy of a configuration, at every depth without the keys that name code to run."""
+    if isinstance(value, dict):
+        return {key: without_code(item) for key, item in value.items() if key not in _CODE_KEYS}
+    if isinstance(value, list):
+        return [without_code(item) for item in value]
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} occurs twice")
+        found[key] = value
+    return found
+
+
+# -- companion files --------------------------------------------------------------------------------------------------
+
+
+def find_companions(folder: Path) -> list[Path]:
+    """The files beside the weights that are copied with a model, sorted: an allow-list without code and pickles."""
+    return sorted(file for file in folder.iterdir() if _is_allowed(file.name) and file.is_file())
+
+
+def copy_companions(files: list[Path], target: Path) -> None:
+    """Copy `files` into `target`: links are followed, and configurations lose the keys that name code."""
+    for file in files:
+        found = read_object(file) if file.name in _CONFIGURATIONS else {}
+        cleaned = without_code(found)
+        if cleaned == found:
+            shutil.copyfile(file, target / file.name)
+        else:
+            write_object(target / file.name, cleaned)
+
+
+def _is_allowed(name: str) -> bool:
+    is_legal = name.upper().startswith(("LICENSE", "NOTICE")) and Path(name).suffix.lower() in _TEXT_SUFFIXES
+    return is_legal or name in _CONFIGURATIONS or name in _VERBATIM

@@ -1,0 +1,286 @@
+"""Writer of checkpoint folders: headers first, then tensors (whole or by blocks), then an atomic rename."""
+
+import errno
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from isobasin.checkpoint.dtypes import SAFETENSORS_NAMES, check_finite
+from isobasin.checkpoint.folder import copy_companions, find_companions, without_code, write_object
+from isobasin.checkpoint.header import encode_header, nbytes
+from isobasin.errors import CheckpointError
+from isobasin.files import AtomicFolder, remove_stale
+
+Tensors = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+
+_MARGIN = 16 * 2**20  # bytes for the configuration, the index and the file system itself
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+class CheckpointWriter:
+    """Writes the tensors `infos` (name -> dtype, shape) as a Hugging Face folder at `out`.
+
+    `with CheckpointWriter(...) as writer:` creates a temporary folder. At the end of the block it is renamed to `out`;
+    an exception removes it. Tensors are written in any order, each once; `order` is that on disk. All offsets are
+    known from the start, so that memory is bounded by the tensor (or block) that is written.
+
+    `companions`: a folder whose tokenizer, licence, ... are copied. `documents`: further text files, by name.
+    `inputs`: folders that the output must not overlap. `force`: replace a checkpoint that exists at `out`.
+    """
+
+    order: tuple[str, ...]
+
+    def __init__(
+        self,
+        out: str | Path,
+        infos: Tensors,
+        *,
+        config: Mapping[str, Any],
+        companions: Path | None = None,
+        documents: Mapping[str, str] | None = None,
+        inputs: Sequence[Path] = (),
+        force: bool = False,
+        max_shard_size: int | str = "5GB",
+    ) -> None:
+        # A link to a folder stays, and the folder it leads to is replaced.
+        self.path = Path(out).resolve()
+        if not self.path.name:
+            raise CheckpointError(f"output {out} is the root of the file system: choose a folder")
+        self._infos = {name: (dtype, tuple(shape)) for name, (dtype, shape) in infos.items()}
+        self._shards = plan_shards(self._infos, parse_size(max_shard_size))
+        self._places = {name: (s.file, start) for s in self._shards for name, start in s.offsets.items()}
+        self.order = tuple(self._places)
+        self._documents = dict(documents or {})
+        self._written = dict.fromkeys(self._infos, 0)  # numbers
+        self._unwritten = set(self._infos)
+        self._config = without_code(dict(config))
+        self._inputs = [*inputs, *([companions] if companions is not None else [])]
+        self._force = force
+        self._folder: AtomicFolder | None = None
+        with self._disk_errors():
+            self._companions = find_companions(companions) if companions is not None else []
+            check_output(self.path, self._inputs, force=force)
+
+    def __enter__(self) -> Self:
+        with self._disk_errors():
+            remove_stale(self.path)
+            check_output(self.path, self._inputs, force=self._force)
+            try:
+                self._folder = AtomicFolder(self.path)
+                self._check_space()
+                self._write_frame(self._folder.new)
+            except BaseException:
+                self._discard()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._discard()
+
+    def write(self, name: str, tensor: torch.Tensor, *, finite: bool = True) -> None:
+        """Write a whole tensor. NaN or infinite values are an error unless `finite` is False."""
+        shape = self._infos[name][1]
+        if tuple(tensor.shape) != shape or self._written[name] or name not in self._unwritten:
+            raise ValueError(f"{name!r} of shape {tuple(tensor.shape)}: expected {shape}, once, at one go")
+        self._put(name, 0, tensor, finite=finite, last=True)
+
+    def write_rows(self, name: str, start: int, tensor: torch.Tensor) -> None:
+        """Write the next block of rows of a tensor; `start` is where its last block ended."""
+        shape = self._infos[name][1]
+        stop, n_columns = start + (tensor.shape[0] if tensor.ndim else 1), math.prod(shape[1:])
+        fits = bool(shape) and tuple(tensor.shape[1:]) == shape[1:] and stop <= shape[0]
+        if not fits or start * n_columns != self._written[name] or name not in self._unwritten:
+            raise ValueError(
+                f"rows {start}:{stop} of {name!r}, block of shape {tuple(tensor.shape)}: "
+                f"expected rows of {shape} from {self._written[name] // max(1, n_columns)} on"
+            )
+        self._put(name, start * n_columns, tensor, finite=True, last=stop == shape[0])
+
+    def write_flat(self, name: str, start: int, tensor: torch.Tensor) -> None:
+        """Write the next numbers of a flattened tensor; the caller has checked that they are finite."""
+        size, stop = math.prod(self._infos[name][1]), start + tensor.numel()
+        fits = tensor.ndim == 1 and stop <= size and start == self._written[name]
+        if not fits or name not in self._unwritten:
+            raise ValueError(
+                f"numbers {start}:{stop} of {name!r}: expected those of {size} from {self._written[name]} on"
+            )
+        self._put(name, start, tensor, finite=False, last=stop == size)
+
+    def _put(self, name: str, start: int, tensor: torch.Tensor, *, finite: bool, last: bool) -> None:
+        """Write numbers of a flattened tensor from `start` on; `last` if it is complete then."""
+        dtype, _ = self._infos[name]
+        if self._folder is None or tensor.dtype != dtype:
+            raise ValueError(f"{name!r} as {tensor.dtype}: expected {dtype}, inside the `with` block")
+        data = tensor.detach().cpu().contiguous().reshape(-1)
+        if finite:
+            overflow = "float16 ends at 65504, choose bfloat16 or float32"
+            check_finite(data, name, overflow if dtype == torch.float16 else "nothing is written")
+        file, offset = self._places[name]
+        with self._disk_errors():
+            write_at(self._folder.new / file, offset + start * dtype.itemsize, data.view(torch.uint8))
+        self._written[name] = start + data.numel()
+        if last:
+            self._unwritten.remove(name)
+
+    def _write_frame(self, folder: Path) -> None:
+        """All but the data: headers in files of their final size, index, configuration, companions."""
+        for shard in self._shards:
+            with (folder / shard.file).open("xb") as stream:
+                stream.write(shard.header)
+                stream.truncate(shard.size)
+        if len(self._shards) > 1:
+            write_object(folder / "model.safetensors.index.json", index_of(self._shards, self._infos))
+        write_object(folder / "config.json", self._config)
+        copy_companions(self._companions, folder)
+        for name, text in self._documents.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+    def _check_space(self) -> None:
+        needed = sum(shard.size for shard in self._shards) + _MARGIN
+        needed += sum(file.stat().st_size for file in self._companions)
+        free = shutil.disk_usage(self.path.parent).free
+        if free < needed:
+            raise CheckpointError(
+                f"output {self.path} needs {needed / 1e6:.0f} MB, the disk has {free / 1e6:.0f} MB free: "
+                "make room or choose another disk"
+            )
+
+    def _commit(self) -> None:
+        if self._unwritten:
+            names = [name for name in self.order if name in self._unwritten]
+            raise ValueError(f"{len(names)} tensors were not written, the first {names[0]!r}")
+        assert self._folder is not None
+        with self._disk_errors():
+            check_output(self.path, self._inputs, force=self._force)
+            self._folder.commit()
+
+    def _discard(self) -> None:
+        if self._folder is not None:
+            self._folder.discard()
+            self._folder = None
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                message = f"output {self.path}: the disk became full, nothing is written: make room and run again"
+            else:
+                message = f"output {self.path} can not be written: {error}"
+            raise CheckpointError(message) from error
+
+
+def write_at(file: Path, offset: int, data: torch.Tensor) -> None:
+    """Write bytes into an existing file at `offset`."""
+    with file.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(data.numpy().data)
+
+
+def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
+    """Raise if the output would overwrite an input, a file, or (without `force`) a folder that is not empty."""
+    for folder in inputs:
+        _check_apart(out, folder)
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
+    if any(out.iterdir()) and not force:
+        raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
+    if any(out.iterdir()) and not (out / "config.json").is_file():
+        # A typing error (`-o ~ --force`) must not delete a home folder.
+        raise CheckpointError(f"output {out} holds no config.json, so it is no checkpoint: remove it yourself")
+
+
+def _check_apart(out: Path, folder: Path) -> None:
+    """Raise if `out` is `folder`, lies inside it, or contains it or a file that it links to."""
+    resolved = folder.resolve()
+    if out == resolved or out.is_relative_to(resolved):
+        raise CheckpointError(f"output {out} is the input {folder} or inside it: choose another folder")
+    links = (file.resolve() for file in folder.iterdir()) if folder.is_dir() else ()
+    if any(path.is_relative_to(out) for path in (resolved, *links)):
+        raise CheckpointError(f"input {folder} lies inside the output {out}: choose another folder")
+
+
+# -- shards ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The plan of one file: its header, its size, and the offset of each tensor, in the order on disk."""
+
+    file: str
+    header: bytes
+    size: int
+    offsets: Mapping[str, int]
+
+
+def parse_size(size: int | str) -> int:
+    """A number of bytes, given as a number or with a unit, as in Hugging Face.
+
+    >>> parse_size("5GB"), parse_size("200 MiB"), parse_size(10)
+    (5000000000, 209715200, 10)
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Z]*)", str(size).strip().upper())
+    if match is None or match[2] not in _UNITS or (n_bytes := int(float(match[1]) * _UNITS[match[2]])) < 1:
+        raise CheckpointError(f"max_shard_size {size!r} is not a size: give bytes, or words such as 5GB or 200MB")
+    return n_bytes
+
+
+def plan_shards(tensors: Tensors, max_size: int) -> tuple[Shard, ...]:
+    """Fill shards of at most `max_size` bytes of data in the given order; a larger tensor gets its own."""
+    if not tensors:
+        raise ValueError("a checkpoint without tensors")
+    for name, (dtype, _) in tensors.items():
+        if not name or name == "__metadata__" or dtype not in SAFETENSORS_NAMES:
+            raise ValueError(f"tensor {name!r} of {dtype} has no place in a safetensors file")
+    groups = _fill(tensors, max_size)
+    if len(groups) == 1:
+        return (_shard("model.safetensors", groups[0], tensors),)
+    return tuple(
+        _shard(f"model-{i:05d}-of-{len(groups):05d}.safetensors", names, tensors)
+        for i, names in enumerate(groups, start=1)
+    )
+
+
+def index_of(shards: Sequence[Shard], tensors: Tensors) -> dict[str, object]:
+    """The contents of `model.safetensors.index.json`."""
+    total = sum(nbytes(*tensor) for tensor in tensors.values())
+    weight_map = {name: shard.file for shard in shards for name in shard.offsets}
+    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def _fill(tensors: Tensors, max_size: int) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    room = max_size
+    for name, tensor in tensors.items():
+        size = nbytes(*tensor)
+        if size > room and groups[-1]:
+            groups.append([])
+            room = max_size
+        groups[-1].append(name)
+        room -= size
+    return groups
+
+
+def _shard(file: str, names: list[str], tensors: Tensors) -> Shard:
+    # Wide formats first: each tensor then begins at a multiple of its item size, which memory mapping needs.
+    placed = sorted(names, key=lambda name: -tensors[name][0].itemsize)
+    header, offsets = encode_header({name: tensors[name] for name in placed})
+    return Shard(file, header, len(header) + sum(nbytes(*tensors[name]) for name in names), offsets)
