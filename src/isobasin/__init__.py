@@ -8,87 +8,82 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+# What most programs need.
 _PUBLIC = {
-    "ActivationMatching": "isobasin.match.matchers",
-    "Alignment": "isobasin.alignment.result",
-    "Check": "isobasin.checking",
-    "Curve": "isobasin.path",
-    "Fingerprint": "isobasin.likeness.fingerprint",
+    "ActivationMatching": "isobasin.alignment.matchers",
     "IsobasinError": "isobasin.errors",
-    "Likeness": "isobasin.likeness.distance",
-    "Many": "isobasin.merging.many",
-    "ModelConfig": "isobasin.model",
-    "ReferenceMatching": "isobasin.match.reference",
-    "Symmetry": "isobasin.symmetries",
-    "Task": "isobasin.tasks",
-    "Transform": "isobasin.transform",
-    "Transformer": "isobasin.model",
-    "Verdict": "isobasin.equivalence",
-    "WeightMatching": "isobasin.match.matchers",
+    "LearnedMatching": "isobasin.learn.matching",
+    "ReferenceMatching": "isobasin.alignment.reference",
+    "Transform": "isobasin.symmetries.transform",
+    "WeightMatching": "isobasin.alignment.matchers",
     "Weights": "isobasin.weights",
-    "align": "isobasin.match.align",
-    "align_many": "isobasin.merging.many",
-    "canonical": "isobasin.likeness.canonical",
-    "check": "isobasin.checking",
-    "distance": "isobasin.likeness.distance",
-    "equivalent": "isobasin.equivalence",
-    "evaluate_path": "isobasin.path",
-    "fingerprint": "isobasin.likeness.fingerprint",
+    "align": "isobasin.alignment.align",
+    "align_many": "isobasin.merging.joint_alignment",
+    "canonical": "isobasin.compare.canonical",
+    "check": "isobasin.symmetries.check",
+    "distance": "isobasin.compare.distance",
+    "equivalent": "isobasin.compare.equivalence",
+    "evaluate_path": "isobasin.path.evaluation",
+    "fingerprint": "isobasin.compare.fingerprint",
     "load": "isobasin.weights",
-    "load_transform": "isobasin.transform_file",
-    "merge": "isobasin.merging",
-    "normalize": "isobasin.normalize",
-    "open_task": "isobasin.tasks",
-    "plot_explain": "isobasin.plots",
-    "plot_layers": "isobasin.plots",
-    "plot_path": "isobasin.plots",
-    "plot_plane": "isobasin.plots",
-    "save_transform": "isobasin.transform_file",
-    "scramble": "isobasin.transform",
-    "symmetry": "isobasin.symmetries",
-    "write_report": "isobasin.report",
+    "load_transform": "isobasin.symmetries.transform_file",
+    "merge": "isobasin.merging.merge",
+    "open_task": "isobasin.tasks.loader",
+    "plot_path": "isobasin.report.figures",
+    "save_transform": "isobasin.symmetries.transform_file",
+    "scramble": "isobasin.symmetries.transform",
+    "symmetry": "isobasin.symmetries.symmetry",
+    "write_report": "isobasin.report.page",
 }
+# The types of results, the project's own model, and what fewer programs need.
+_FURTHER = {
+    "Alignment": "isobasin.alignment.result",
+    "Check": "isobasin.symmetries.check",
+    "Curve": "isobasin.path.curve",
+    "DistanceResult": "isobasin.compare.distance",
+    "Fingerprint": "isobasin.compare.fingerprint",
+    "JointAlignment": "isobasin.merging.joint_alignment",
+    "ModelConfig": "isobasin.model",
+    "Symmetry": "isobasin.symmetries.symmetry",
+    "Task": "isobasin.tasks.task",
+    "Transformer": "isobasin.model",
+    "Verdict": "isobasin.compare.verdict",
+    "normalize": "isobasin.symmetries.normal_form",
+    "plot_explain": "isobasin.report.figures",
+    "plot_layers": "isobasin.report.figures",
+    "plot_plane": "isobasin.report.figures",
+}
+# Names of version 0.1.
+_OLD = {"Likeness": "DistanceResult", "Many": "JointAlignment"}
 
 if TYPE_CHECKING:
-    from isobasin.checking import Check, check
-    from isobasin.equivalence import Verdict, equivalent
+    from isobasin.alignment.align import align
+    from isobasin.alignment.matchers import ActivationMatching, WeightMatching
+    from isobasin.alignment.reference import ReferenceMatching
+    from isobasin.compare.canonical import canonical
+    from isobasin.compare.distance import distance
+    from isobasin.compare.equivalence import equivalent
+    from isobasin.compare.fingerprint import fingerprint
     from isobasin.errors import IsobasinError
-    from isobasin.likeness.canonical import canonical
-    from isobasin.likeness.distance import Likeness, distance
-    from isobasin.likeness.fingerprint import Fingerprint, fingerprint
-    from isobasin.match.align import align
-    from isobasin.match.alignment import Alignment
-    from isobasin.match.matchers import ActivationMatching, WeightMatching
-    from isobasin.match.reference import ReferenceMatching
-    from isobasin.merging import merge
-    from isobasin.merging.many import Many, align_many
-    from isobasin.model import ModelConfig, Transformer
-    from isobasin.normalize import normalize
-    from isobasin.path import Curve, evaluate_path
-    from isobasin.plots import plot_explain, plot_layers, plot_path, plot_plane
-    from isobasin.report import write_report
-    from isobasin.symmetries import Symmetry, symmetry
-    from isobasin.tasks import Task, open_task
-    from isobasin.transform import Transform, scramble
-    from isobasin.transform_file import load_transform, save_transform
+    from isobasin.learn.matching import LearnedMatching
+    from isobasin.merging.joint_alignment import align_many
+    from isobasin.merging.merge import merge
+    from isobasin.path.evaluation import evaluate_path
+    from isobasin.report.figures import plot_path
+    from isobasin.report.page import write_report
+    from isobasin.symmetries.check import check
+    from isobasin.symmetries.symmetry import symmetry
+    from isobasin.symmetries.transform import Transform, scramble
+    from isobasin.symmetries.transform_file import load_transform, save_transform
+    from isobasin.tasks.loader import open_task
     from isobasin.weights import Weights, load
 
 __all__ = [
     "ActivationMatching",
-    "Alignment",
-    "Check",
-    "Curve",
-    "Fingerprint",
     "IsobasinError",
-    "Likeness",
-    "Many",
-    "ModelConfig",
+    "LearnedMatching",
     "ReferenceMatching",
-    "Symmetry",
-    "Task",
     "Transform",
-    "Transformer",
-    "Verdict",
     "WeightMatching",
     "Weights",
     "__version__",
@@ -103,12 +98,8 @@ __all__ = [
     "load",
     "load_transform",
     "merge",
-    "normalize",
     "open_task",
-    "plot_explain",
-    "plot_layers",
     "plot_path",
-    "plot_plane",
     "save_transform",
     "scramble",
     "symmetry",
@@ -117,10 +108,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'isobasin' has no attribute {name!r}")
+    name = _OLD.get(name, name)
+    module = _PUBLIC.get(name) or _FURTHER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'isobasin' has no attribute {name!r}")
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, *_FURTHER])

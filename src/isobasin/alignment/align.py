@@ -18,6 +18,13 @@ class Matcher(Protocol):
     @property
     def scope(self) -> str: ...
 
+    @property
+    def fixed_basis(self) -> bool:
+        """Whether it holds for B in the basis that it was prepared in, and not for B moved already."""
+
+    def prepared(self, a: Weights, b: Weights) -> "Matcher":
+        """The same with all that it needs to know of the two models, for several alignments of them."""
+
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment: ...
 
 

@@ -7,6 +7,7 @@ recipe, is in `reference`, `LearnedMatching` in `isobasin.learn`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -27,6 +28,13 @@ class WeightMatching:
     scope: str = "model"
     stage2: Method = "full"
     head_distance: HeadDistance = "complete"
+
+    @property
+    def fixed_basis(self) -> bool:
+        return False
+
+    def prepared(self, a: Weights, b: Weights) -> "WeightMatching":
+        return self
 
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
         return align_by_descent(b, a, self.scope, self, options)
@@ -62,24 +70,43 @@ class ActivationMatching:
     activation_weight: float = 0.3
     seed: int = 0
 
-    def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
-        return align_by_descent(b, a, self.scope, self.prepared(a, b), options)
+    @property
+    def fixed_basis(self) -> bool:
+        return False
 
-    def prepared(self, a: Weights, b: Weights) -> "ActivationHeadMatcher":
+    def prepared(self, a: Weights, b: Weights) -> "PreparedActivationMatching":
         """Both models run on the data, and what this scope needs of their activations."""
         from isobasin.alignment.activations import correlations, reading_roots, unlabeled_inputs
 
         inputs = [unlabeled_inputs(self.data, model, seed=self.seed) for model in (a, b)]
+        choices: dict[str, Any] = {"stage2": self.stage2, "head_distance": self.head_distance}
         if self.scope.endswith("attention"):
-            return self._matcher(roots=reading_roots(a, b, *inputs))
-        return self._matcher(correlations=correlations(a, b, inputs[0]))
+            heads = ActivationHeadMatcher(roots=reading_roots(a, b, *inputs), **choices)
+        else:
+            tables = correlations(a, b, inputs[0])
+            heads = ActivationHeadMatcher(correlations=tables, activation_weight=self.activation_weight, **choices)
+        return PreparedActivationMatching(self.scope, heads)
 
-    def _matcher(
-        self, *, roots: Mapping[str, Tensor] | None = None, correlations: Mapping[str, Tensor] | None = None
-    ) -> "ActivationHeadMatcher":
-        return ActivationHeadMatcher(
-            roots or {}, correlations or {}, self.stage2, self.head_distance, self.activation_weight
-        )
+    def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
+        return self.prepared(a, b).align(b, a, options)
+
+
+@dataclass(frozen=True)
+class PreparedActivationMatching:
+    """`ActivationMatching` after both models have run."""
+
+    scope: str
+    heads: "ActivationHeadMatcher"
+
+    @property
+    def fixed_basis(self) -> bool:
+        return bool(self.heads.correlations)
+
+    def prepared(self, a: Weights, b: Weights) -> "PreparedActivationMatching":
+        return self
+
+    def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
+        return align_by_descent(b, a, self.scope, self.heads, options)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,13 @@ class ReferenceMatching:
     max_steps: int = 2000
     tol: float = 1e-6
 
+    @property
+    def fixed_basis(self) -> bool:
+        return False
+
+    def prepared(self, a: Weights, b: Weights) -> "ReferenceMatching":
+        return self
+
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
         if not self.scope.endswith("attention"):
             raise IsobasinError(

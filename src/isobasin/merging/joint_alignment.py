@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.align import Matcher, align
-from isobasin.alignment.matchers import ActivationMatching
 from isobasin.alignment.problem import check_comparable
 from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
-from isobasin.merging.mean import held_if_small, mean_of, scope_tensors, spread_of, squared_distance
+from isobasin.merging.mean import held_if_small, mean_of, spread_of, squared_distance
 from isobasin.merging.recipe import MAX_ROUNDS, check_reference
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import Transform, Value
@@ -26,7 +25,6 @@ from isobasin.weights import Weights
 MIN_DECREASE = 1e-6  # the rounds end with one that lowers the objective by a smaller share
 ROUNDING = 1e-12  # an objective below this share of ‖mean‖² is rounding error
 
-MatcherFor = Callable[[Weights, Weights], Matcher]  # (reference, moving)
 Aligner = Callable[[Weights, Weights], Alignment]  # (moving, reference)
 Watch = Callable[[int, int], None]
 
@@ -123,7 +121,7 @@ def _cut(value: Value, rows: int) -> Value:
 def align_many(
     models: Sequence[Weights],
     *,
-    matcher: Matcher | MatcherFor | None = None,
+    matcher: Matcher | None = None,
     to: int | str = 0,
     rounds: int = MAX_ROUNDS,
     aligner: Aligner | None = None,
@@ -132,8 +130,7 @@ def align_many(
 ) -> JointAlignment:
     """Align every model to model `to`, or (`to="mean"`) all but the first to the mean of all, at most `rounds` times.
 
-    A matcher that depends on the pair is given as a function of (reference, moving). An `aligner`, a function of
-    (moving, reference), replaces matcher and `align`; it can not align to a mean. Models and mean are read tensor by
+    An `aligner`, a function of (moving, reference), replaces matcher and `align`; it can not align to a mean. Models and mean are read tensor by
     tensor; models of up to 2²⁷ numbers together (1 GB in float64) are held in memory during the alignment to a mean.
 
     >>> many = align_many([a, b, c], to="mean", matcher=WeightMatching(scope="model"))  # doctest: +SKIP
@@ -143,7 +140,7 @@ def align_many(
     _check(models, to, rounds, matcher, aligner)
     reference = to if isinstance(to, int) else 0
     matchers = [
-        None if i == reference else matcher(models[reference], m) if callable(matcher) else matcher
+        None if i == reference or matcher is None else matcher.prepared(models[reference], m)
         for i, m in enumerate(models)
     ]
 
@@ -170,7 +167,7 @@ def _check(
     models: tuple[Weights, ...],
     to: int | str,
     rounds: int,
-    matcher: Matcher | MatcherFor | None,
+    matcher: Matcher | None,
     aligner: Aligner | None,
 ) -> None:
     if len(models) < 2:
@@ -200,7 +197,7 @@ def _to_mean(
     m than the old one, and the mean is the point with the least sum of squares.
     """
     assert first.scope is not None
-    models, names = first.models, scope_tensors(first.models[0], first.scope)
+    models, names = first.models, sorted(symmetry(first.models[0].arch).scoped(first.scope).tensors)
     transforms, moved = list(first.transforms), [held_if_small(m, len(models)) for m in first.moved]
     spread = spread_of(moved, names)
     history = [spread.total]
@@ -208,7 +205,7 @@ def _to_mean(
         mean = mean_of(moved)
         for i in range(1, len(models)):
             matcher = matchers[i]
-            if isinstance(matcher, ActivationMatching) and matcher.agreements:  # correlations in the original basis
+            if matcher is not None and matcher.fixed_basis:
                 new = align_one(i, models[i], mean).transform
             else:
                 new = align_one(i, moved[i], mean).transform.compose(transforms[i], mean.arch)

@@ -1,11 +1,10 @@
-"""The mean of several models, their distances from it, and the tensors that a scope may change."""
+"""The mean of several models, and their distances from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from isobasin.symmetries import symmetry
 from isobasin.views import AsFloat64, Change, View
 from isobasin.weights import Weights
 
@@ -67,15 +66,3 @@ def spread_of(models: Sequence[Weights], names: Sequence[str]) -> Spread:
 def squared_distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
     """‖a − b‖² over these tensors."""
     return sum(float((_float64(a, name) - _float64(b, name)).square().sum()) for name in names)
-
-
-def scope_tensors(model: Weights, scope: str) -> tuple[str, ...]:
-    """The weights that the symmetry of a scope may change."""
-    part, arch = symmetry(model.arch).scoped(scope), model.arch
-    free = {name for coordinate in part.coordinates.values() for name in coordinate.touches}
-
-    def acted_on(name: str) -> bool:
-        axes = [axis for role in arch.tensors[name].roles for axis in role.axes]
-        return any(arch.space_of(term).name in part.groups for axis in axes for term in axis.terms)
-
-    return tuple(n for n, pattern in arch.tensors.items() if not pattern.buffer and (n in free or acted_on(n)))

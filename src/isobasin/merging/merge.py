@@ -23,7 +23,7 @@ from isobasin.weights import Weights
 if TYPE_CHECKING:
     from isobasin.alignment.align import Matcher
     from isobasin.alignment.result import Alignment
-    from isobasin.merging.joint_alignment import Aligner, Distance, MatcherFor
+    from isobasin.merging.joint_alignment import Aligner, Distance
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -128,7 +128,7 @@ def merge(
     normalize: bool = True,
     t: float | None = None,
     dtype: str | None = None,
-    matcher: "Matcher | MatcherFor | None" = None,
+    matcher: "Matcher | None" = None,
     aligner: "Aligner | None" = None,
     to: int | str = 0,
     rounds: int = MAX_ROUNDS,
@@ -169,7 +169,7 @@ def merge(
     from isobasin.merging.joint_alignment import align_many
 
     found = align_many(models, matcher=matcher, to=to, rounds=rounds, aligner=aligner, device=device, watch=watch)
-    name = matcher_name or ("given" if matcher is None or callable(matcher) else type(matcher).__name__)
+    name = matcher_name or ("given" if matcher is None else type(matcher).__name__)
     recipe = replace(recipe, scope=found.scope, matcher=name)
     return MergeResult(found.moved, recipe, found.alignments, found.distances, found.rounds)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from isobasin.checkpoint import CheckpointWriter
-from isobasin.checkpoint.finite import check_finite
+from isobasin.checkpoint.dtypes import check_finite
 from isobasin.errors import CheckpointError
 from isobasin.weights import Weights
 

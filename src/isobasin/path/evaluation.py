@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from isobasin.alignment.problem import check_comparable
 from isobasin.errors import IsobasinError
-from isobasin.files import write_text
+from isobasin.files import atomic_write
 from isobasin.path.curve import Curve, grid
 from isobasin.runtime import logits, module_of, places
-from isobasin.tasks import Batch, Sums, Task
+from isobasin.tasks import Batch, Task
+from isobasin.tasks.task import MetricSums
 from isobasin.weights import Weights
 
 Watch = Callable[[int, int], None]  # (number done, number in total)
@@ -74,11 +75,11 @@ class FlatModel:
         return places(self.like, self.module)
 
     @torch.inference_mode()
-    def score(self, batches: Iterable[Batch]) -> Sums | None:
+    def score(self, batches: Iterable[Batch]) -> MetricSums | None:
         """The metric sums over these batches at the present weights; None if there are no batches."""
-        total: Sums | None = None
+        total: MetricSums | None = None
         for batch in batches:
-            one = Sums.of(logits(self.like, self.module, batch.inputs), batch)
+            one = MetricSums.of(logits(self.like, self.module, batch.inputs), batch)
             total = one if total is None else total + one
         return total
 
@@ -101,24 +102,24 @@ class ResultCache:
         """The number of points in the cache."""
         return len(self._sums)
 
-    def find(self, point: str) -> Sums | None:
+    def find(self, point: str) -> MetricSums | None:
         return self._sums.get(point)
 
-    def store(self, point: str, sums: Sums) -> None:
+    def store(self, point: str, sums: MetricSums) -> None:
         self._sums[point] = sums
         rows = {name: asdict(one) for name, one in self._sums.items()}
-        write_text(self.path, json.dumps({"question": self._key, "sums": rows}))
+        atomic_write(self.path, json.dumps({"question": self._key, "sums": rows}))
 
     def close(self) -> None:
         """Delete the file; call this when the output is written."""
         self.path.unlink(missing_ok=True)
 
-    def _read(self) -> dict[str, Sums]:
+    def _read(self) -> dict[str, MetricSums]:
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             if found["question"] != self._key:
                 return {}
-            return {name: Sums(**row) for name, row in found["sums"].items()}
+            return {name: MetricSums(**row) for name, row in found["sums"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}  # there is no file, or it is not one of ours
 
@@ -131,9 +132,9 @@ def evaluate_points(
     memory: int = MEMORY,
     cache: ResultCache | None = None,
     watch: Watch | None = None,
-) -> dict[str, Sums]:
+) -> dict[str, MetricSums]:
     """The metric sums over all the data at every point; a point is given by a function that moves the model there."""
-    totals: dict[str, Sums] = {}
+    totals: dict[str, MetricSums] = {}
     for number, part in enumerate(_parts(task, memory)):
         held = [_to_device(batch, model.buffer.device) for batch in part]
         for done, (name, move) in enumerate(points.items(), 1):
@@ -190,7 +191,7 @@ def evaluate_line(
     return curve_of(lambdas, sums.values(), task)
 
 
-def curve_of(lambdas: Sequence[float], sums: Iterable[Sums], task: Task) -> Curve:
+def curve_of(lambdas: Sequence[float], sums: Iterable[MetricSums], task: Task) -> Curve:
     """The curve that the sums at these points make."""
     rows: list[Mapping[str, float]] = [one.metrics(task.kind) for one in sums]
     return Curve(tuple(lambdas), {name: tuple(row[name] for row in rows) for name in rows[0]})

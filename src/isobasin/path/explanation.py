@@ -28,15 +28,17 @@ class Component:
 
 def components(arch: Architecture) -> tuple[Component, ...]:
     """Every component of this architecture, layer by layer."""
-    streams = {w.weight for s in arch.spaces.values() if getattr(s, "stream", False) for w in arch.writers(s.name)}
+    written = {writer.weight for writer in arch.writers(arch.stream.name)}
+    layered = [space for space in arch.spaces.values() if space.layer is not None]
     found = []
-    for layer in range(arch.sizes.n_layers):
-        for kind, faces in (("attention", (f"qk{layer}", f"vo{layer}")), ("feed-forward", (f"ff{layer}",))):
-            carried = {name for face in faces for name, *_ in arch.carriers(face)}
-            weights = sorted(name for name in carried if len(arch.shapes[name]) > 1)
-            biases = {bias for bias in map(arch.bias_of, weights) if bias}
-            (writer,) = (name for name in weights if name in streams)
-            found.append(Component(kind, layer, tuple(sorted(carried | biases)), writer))
+    for space in sorted(layered, key=lambda space: (space.layer, space.role)):
+        carried = set(arch.blocks[space.name])
+        weights = sorted(name for name in carried if len(arch.shapes[name]) > 1)
+        biases = {bias for bias in map(arch.bias_of, weights) if bias}
+        (writer,) = (name for name in weights if name in written)
+        kind = "attention" if space.role == "heads" else "feed-forward"
+        assert space.layer is not None
+        found.append(Component(kind, space.layer, tuple(sorted(carried | biases)), writer))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from isobasin.arch import HeadSpace, Space
 from isobasin.arch.architecture import Kind
 from isobasin.errors import TransformError
-from isobasin.files import check_place, write_whole
+from isobasin.files import check_output_file, atomic_write
 from isobasin.symmetries.symmetry import group_of
 from isobasin.symmetries.transform import Transform, Value
 
@@ -37,12 +37,12 @@ def save_transform(transform: Transform, path: str | Path, *, force: bool = Fals
     # One entry: safetensors writes several in an order that changes from run to run.
     metadata = {FORMAT: json.dumps({"version": VERSION} | transform.header())}
     data = save({name: t.contiguous() for name, t in tensors.items()}, metadata)
-    write_whole(path, data, error=TransformError)
+    atomic_write(path, data, error=TransformError)
 
 
 def check_free(path: Path, *, force: bool) -> None:
     """Whether a transform can be written there, before anything is computed."""
-    check_place(path, force=force, what="the transform file", error=TransformError)
+    check_output_file(path, force=force, what="the transform file", error=TransformError)
 
 
 def load_transform(path: str | Path) -> Transform:

@@ -11,7 +11,7 @@ from isobasin.tasks.source import DataError
 from isobasin.tasks.task import IGNORED, Batch, MetricSums, Task
 from isobasin.tasks.task import MetricSums as Sums  # SHIM-NAME
 from isobasin.tasks.text import Table, read_ids, read_table, read_text
-from isobasin.tasks.unlabeled import unlabeled
+from isobasin.tasks.loader import unlabeled
 
 __all__ = [
     "IGNORED",

@@ -82,7 +82,7 @@ def pad_id(weights: Weights, tokenizer: Tokenizer) -> int | None:
     named = weights.config.get("pad_token_id")
     if isinstance(named, int) and named >= 0:
         return named
-    return (tokenizer.pad_id or 0) if weights.arch.family == "bert" else None
+    return (tokenizer.pad_id or 0) if weights.family.inputs.bidirectional else None
 
 
 def padded(ids: Sequence[Sequence[int]], pad: int, weights: Weights) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ def padded(ids: Sequence[Sequence[int]], pad: int, weights: Weights) -> dict[str
     filled = int64([[*row, *[pad] * (width - len(row))] for row in ids])
     mask = torch.arange(width)[None] < int64([[len(row)] for row in ids])
     inputs = {"input_ids": filled, "attention_mask": mask if is_own(weights) else mask.long()}
-    if weights.arch.family == "bert":
+    if weights.family.inputs.token_types:
         inputs["token_type_ids"] = torch.zeros_like(filled)  # one sentence
     return inputs
 

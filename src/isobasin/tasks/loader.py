@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from isobasin.running import Inputs
+from isobasin.runtime import Inputs
 from isobasin.tasks.classification import image_task, open_pixel_reader, text_task
 from isobasin.tasks.images import read_images
 from isobasin.tasks.language import encode_start, lm_task, mlm_task
@@ -111,7 +111,7 @@ def _text_rows(data: Path, weights: Weights, limit: int, seed: int) -> Tensor:
     encoded, text = encode_start(data, tokenizer.encode, MAX_TOKENS)
     ids = checked_ids(encoded.ids, vocabulary_size(weights), data)
     front, back = map(int64, tokenizer.frame(text.strip()[:2000]))
-    back = back if weights.arch.family == "bert" else back[:0]  # of a decoder, a piece does not end the text
+    back = back if weights.family.inputs.bidirectional else back[:0]  # of a decoder, a piece does not end the text
     pieces = _pieces(ids[None], max(1, limit - len(front) - len(back)))
     rows = torch.cat([front.expand(len(pieces), -1), pieces, back.expand(len(pieces), -1)], 1)[:, :limit]
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]

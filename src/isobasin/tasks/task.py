@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from isobasin.arch.fields import Fields
+from isobasin.arch.config import Fields
 from isobasin.errors import IsobasinError
-from isobasin.running import DEFAULT_CLASSES
 from isobasin.shapes import Float
 from isobasin.tasks.source import digest, short_name
 from isobasin.weights import Weights
@@ -173,7 +172,7 @@ def int64(values: Any) -> Tensor:
 
 def is_own(weights: Weights) -> bool:
     """Whether it is the project's own Transformer, which `transformers` can not load."""
-    return weights.arch.family == "isobasin"
+    return weights.family.own
 
 
 def name_of(weights: Weights) -> str:
@@ -200,7 +199,7 @@ def _kind(weights: Weights) -> str:
         if config.has("n_classes"):
             return "text"
         return "lm" if config.flag("causal", False) else "mlm"
-    name = config.architecture or DEFAULT_CLASSES[weights.arch.family]
+    name = config.architecture or weights.family.model_class
     found = next((kind for suffix, kind in _HEADS.items() if name.endswith(suffix)), None)
     if found is None:
         raise IsobasinError(
@@ -257,7 +256,7 @@ def n_classes(weights: Weights) -> int:
 def image_shape(weights: Weights) -> tuple[int, int, int] | None:
     """Channels, height and width of the images that the model reads; None for a model of tokens."""
     config = {key: value for key, value in weights.config.items() if value is not None}
-    size = config.get("image_size", 224 if weights.arch.family == "vit" else None)
+    size = config.get("image_size", weights.family.inputs.image_size)
     if size is None:
         return None
     height, width = size if isinstance(size, list | tuple) else (size, size)
