@@ -16,8 +16,9 @@ from isobasin.errors import IsobasinError
 from isobasin.groups import Element
 from isobasin.learn.data import Augment, BatchSampler, seeded_generator
 from isobasin.learn.distributed import ProcessGroup, SingleProcess, average_gradients
-from isobasin.learn.parameters import GroupParameters, PermutationProposals, compose
+from isobasin.learn.parameters import GroupParameters, compose
 from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
+from isobasin.learn.permutations import PermutationProposals
 from isobasin.learn.resume import NullResumeStore, ResumeStore, State, pack_elements, unpack_elements
 from isobasin.model import Transformer
 from isobasin.path.mixture import Mixture
