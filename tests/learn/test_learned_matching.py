@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-import learning_subjects as subjects
+import learn_subjects as subjects
 import path_subjects
 import pytest
 import torch
 
 import isobasin as ib
 from isobasin.errors import IsobasinError, VerificationError
-from isobasin.learning import align_learned as module
-from isobasin.learning.align_learned import LearnedMatching, align_learned
-from isobasin.learning.exercises import split
-from isobasin.learning.learn import learn
+from isobasin.learn import align as module
+from isobasin.learn.align import LearnedMatching
+from isobasin.learn.data import split_held_out
+from isobasin.learn.trainer import learn
 from isobasin.path import evaluate_path
 from isobasin.running import change, outputs, random_inputs
 from isobasin.symmetries import SCOPES
@@ -31,7 +31,7 @@ def test_every_scope_learns_and_keeps_the_function(scope: str) -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a, scope))
     task = subjects.told(subjects.rows_task(80, seed=1), a)
-    found = align_learned(b, to=a, matcher=subjects.matching(scope), task=task)
+    found = subjects.matching(task, scope).align(b, to=a)
     assert found.kept == "learned"
     assert found.held_out["learned"] < min(found.held_out["start"], found.held_out["naive"])
     assert found.max_output_change is not None
@@ -46,8 +46,7 @@ def test_what_is_reported_is_the_barrier_of_what_is_given() -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a))
     task, held_out = (subjects.told(subjects.rows_task(n, seed=n), a) for n in (40, 24))
-    matcher = subjects.matching(rate=1e-3, steps=10)
-    found = align_learned(b, to=a, matcher=matcher, task=task, held_out=held_out)
+    found = subjects.matching(task, rate=1e-3, steps=10, held_out=held_out).align(b, to=a)
     measured = evaluate_path(a, found.transform.apply(b), held_out, n_points=5).barrier.height
     assert 0 < measured < found.held_out["start"]
     assert measured == pytest.approx(found.held_out["learned"], abs=1e-5)
@@ -62,12 +61,12 @@ def test_a_bad_start_is_left_for_none_at_all(monkeypatch: pytest.MonkeyPatch) ->
     worse = Transform(b.arch.family, dict(b.arch.spaces), ib.scramble(b, scope="all-attention", seed=1).elements)
     task = subjects.told(subjects.rows_task(80, seed=1), a)
     monkeypatch.setattr(module, "_start", lambda *_: worse)
-    found = align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=0), task=task)
+    found = subjects.matching(task, "all-attention", steps=0).align(b, to=a)
     assert found.held_out["start"] > found.held_out["naive"]
     assert found.kept == "naive"
     assert subjects.same_bits(found.transform.apply(b), b)
     assert found.distance_after == found.distance_before
-    further = align_learned(b, to=a, matcher=subjects.matching("all-attention"), task=task)
+    further = subjects.matching(task, "all-attention").align(b, to=a)
     assert further.learning[0][1] == pytest.approx(found.held_out["naive"], abs=1e-4), "it begins from the better one"
     assert further.held_out["learned"] <= found.held_out["naive"]
 
@@ -83,7 +82,7 @@ def test_of_lines_without_a_barrier_the_lower_is_kept(lower: str, monkeypatch: p
     b, start = (near, apart) if lower == "start" else (far, apart.inverse())
     monkeypatch.setattr(module, "_start", lambda *_: start)
     task = subjects.rows_task(40, seed=1)
-    found = align_learned(b, to=a, matcher=subjects.matching("all-attention"), task=task, held_out=task)
+    found = subjects.matching(task, "all-attention", held_out=task).align(b, to=a)
     assert found.held_out == {"naive": 0, "start": 0, "learned": 0}
     lines = [evaluate_path(a, end, task, n_points=5).metrics["loss"] for end in (b, start.apply(b))]
     means = dict(zip(("naive", "start"), (sum(line) / len(line) for line in lines)))
@@ -93,23 +92,19 @@ def test_of_lines_without_a_barrier_the_lower_is_kept(lower: str, monkeypatch: p
 
 def test_lines_that_rounding_tells_apart_are_equally_low() -> None:
     none = Transform("own", {})
-    options = [module._Option("naive", none, 0.0, 1.0), module._Option("start", none, 0.0, 1.0 - 1e-7)]
+    options = [module._Candidate("naive", none, 0.0, 1.0), module._Candidate("start", none, 0.0, 1.0 - 1e-7)]
     assert module._best(options).name == "naive"
-    assert module._best([*options, module._Option("learned", none, 0.0, 0.999)]).name == "learned"
-    assert module._best([*options, module._Option("learned", none, 1e-9, 0.5)]).name == "naive"
+    assert module._best([*options, module._Candidate("learned", none, 0.0, 0.999)]).name == "learned"
+    assert module._best([*options, module._Candidate("learned", none, 1e-9, 0.5)]).name == "naive"
 
 
 def test_learning_ends_when_the_barrier_is_gone() -> None:
     a = subjects.sharp()
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     seen: list[tuple[int, int, float]] = []
-    found = align_learned(
-        subjects.noisy(subjects.disguised(a)),
-        to=a,
-        matcher=subjects.matching(steps=100, check_every=5),
-        task=task,
-        watch=lambda *said: seen.append(said),
-    )
+    matcher = subjects.matching(task, steps=100, check_every=5)
+    b = subjects.noisy(subjects.disguised(a))
+    found = matcher.align(b, to=a, on_progress=lambda *progress: seen.append(progress))
     assert found.held_out["learned"] == 0
     assert seen[-1][0] == found.learning[-1][0] < 100
     assert seen[-1][2] == 0 < seen[0][2]
@@ -120,7 +115,7 @@ def test_a_rate_far_too_high_does_no_harm() -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a, "all-attention"))
     task = subjects.told(subjects.rows_task(40, seed=1), a)
-    found = align_learned(b, to=a, matcher=subjects.matching("all-attention", rate=1e6, steps=10), task=task)
+    found = subjects.matching(task, "all-attention", rate=1e6, steps=10).align(b, to=a)
     assert found.learning[-1][1] > 2 * found.learning[0][1]
     assert found.kept == "start"
     assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers
@@ -131,11 +126,11 @@ def test_units_in_wrong_places_find_their_own_only_when_free() -> None:
     b = subjects.noisy(subjects.disguised(a), 0.1)
     start = subjects.misplaced(a, b, units=8)
     right = subjects.misplaced(a, b, units=0)["ff0"].tensors()["index"]
-    tasks = split(subjects.told(subjects.rows_task(80, seed=1), a))
+    tasks = split_held_out(subjects.told(subjects.rows_task(80, seed=1), a))
     wrong = {}
     for permutations in ("fixed", "free"):
-        lessons = subjects.matching(permutations=permutations, rate=1e-3, steps=10, check_every=5).lessons
-        found = learn(a, b, start, *tasks, lessons=lessons)
+        config = subjects.config(permutations=permutations, rate=1e-3, steps=10, check_every=5)
+        found = learn(a, b, start, *tasks, lessons=config)
         wrong[permutations] = int((found.elements["ff0"].tensors()["index"] != right).sum())
     assert wrong == {"fixed": 8, "free": 0}
 
@@ -146,15 +141,18 @@ def test_an_element_that_would_change_the_function_is_refused(monkeypatch: pytes
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     monkeypatch.setattr("isobasin.match.blockprobe.EXACT", 0.0)
     with pytest.raises(VerificationError, match="would change what this layer adds"):
-        align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=10), task=task)
-    assert align_learned(b, to=a, matcher=subjects.matching("all-attention", steps=1), task=task, verify=False)
+        subjects.matching(task, "all-attention", steps=10).align(b, to=a)
+    assert subjects.matching(task, "all-attention", steps=1).align(b, to=a, verify=False)
 
 
 def test_matchers_that_do_not_fit_are_refused() -> None:
+    task = subjects.rows_task(4, seed=0)
     with pytest.raises(IsobasinError, match=r"scope 'half' is unknown, expected one of first-attention"):
-        LearnedMatching(scope="half")
+        LearnedMatching(task, scope="half")
     with pytest.raises(IsobasinError, match=r"learning has the scope model, its start all-attention"):
-        LearnedMatching(scope="model", start=ib.WeightMatching(scope="all-attention"))
+        LearnedMatching(task, scope="model", init=ib.WeightMatching(scope="all-attention"))
+    with pytest.raises(IsobasinError, match=r"rate is 0\.0, expected more than 0"):
+        LearnedMatching(task, rate=0.0)
 
 
 FOLDERS = [
@@ -177,7 +175,7 @@ def test_a_hugging_face_folder(case: str, kind: str, tmp_path: Path, monkeypatch
     task = subjects.told(open_task(subject.data, [a, b], batch_size=4, seq_len=None if kind == "images" else 6), a)
     # Weights would find everything here: learning begins from B as it is.
     monkeypatch.setattr(module, "_start", lambda *_: Transform(b.arch.family, dict(b.arch.spaces)))
-    found = align_learned(b, to=a, matcher=subjects.matching(steps=30, check_every=5), task=task)
+    found = subjects.matching(task, steps=30, check_every=5).align(b, to=a)
     assert found.held_out["learned"] < found.held_out["naive"]
     assert found.kept == "learned"
     assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers

@@ -1,4 +1,4 @@
-"""A run of learning that can kill its own process after a given step: `python killable.py PLACE STEP fixed|free`."""
+"""A run that can kill its own process after a given step: `python killable_run.py PLACE STEP fixed|free`."""
 
 import os
 import signal
@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import learning_subjects as subjects
+import learn_subjects as subjects
 import torch
 
-from isobasin.learning.align_learned import align_learned
-from isobasin.learning.exercises import split
-from isobasin.learning.learn import learn
-from isobasin.learning.record import FileRecord, packed
+from isobasin.learn.data import split_held_out
+from isobasin.learn.resume import ResumeFile, pack_elements
+from isobasin.learn.trainer import learn
 
 
 def learning(place: Path, kill_at: int, permutations: str) -> dict[str, Any]:
@@ -20,18 +19,18 @@ def learning(place: Path, kill_at: int, permutations: str) -> dict[str, Any]:
     place.mkdir(exist_ok=True)
     a = subjects.sharp()
     task = subjects.told(subjects.rows_task(40, seed=1), a)
-    record = FileRecord(place / "out", {"permutations": permutations})
+    resume = ResumeFile(place / "out", {"permutations": permutations})
     taken: list[int] = []
 
-    def watch(step: int, of: int, barrier: float) -> None:
+    def on_progress(step: int, of: int, barrier: float) -> None:
         taken.append(step)
         if step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if permutations == "fixed":
         b = subjects.disguised(a, "all-attention")
-        matcher = subjects.matching("all-attention", accumulate=2)
-        found = align_learned(b, to=a, matcher=matcher, task=task, watch=watch, record=record)
+        matcher = subjects.matching(task, "all-attention", accumulate=2)
+        found = matcher.align(b, to=a, on_progress=on_progress, resume=resume)
         moved = found.transform.apply(b)
         return {
             "steps": taken,
@@ -40,11 +39,11 @@ def learning(place: Path, kill_at: int, permutations: str) -> dict[str, Any]:
             "tensors": {n: moved[n] for n in moved},
         }
     b = subjects.noisy(subjects.disguised(a))
-    lessons = subjects.matching(permutations="free", rate=2e-4).lessons
+    config = subjects.config(permutations="free", rate=2e-4)
     start = subjects.misplaced(a, b, units=8)
-    kept = learn(a, b, start, *split(task), lessons=lessons, watch=watch, record=record)
-    tensors = {f"{n}.{k}": t for n, g in packed(kept.elements).items() for k, t in g.items()}
-    tensors["moved"] = (tensors["ff0.index"] != packed(start)["ff0"]["index"]).sum()
+    kept = learn(a, b, start, *split_held_out(task), lessons=config, on_progress=on_progress, resume=resume)
+    tensors = {f"{n}.{k}": t for n, g in pack_elements(kept.elements).items() for k, t in g.items()}
+    tensors["moved"] = (tensors["ff0.index"] != pack_elements(start)["ff0"]["index"]).sum()
     return {"steps": taken, "history": kept.history, "losses": kept.losses, "tensors": tensors}
 
 

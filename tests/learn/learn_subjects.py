@@ -1,14 +1,15 @@
-"""Pairs to learn on: a model and itself in disguise, with data that the model itself has labelled."""
+"""Pairs to learn on: a model and a reparametrisation of it, with data that the model itself has labelled."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 import isobasin as ib
 from isobasin.groups import Element, Monomial
-from isobasin.learning.align_learned import LearnedMatching
-from isobasin.learning.lessons import Lessons
+from isobasin.learn.align import LearnedMatching
+from isobasin.learn.trainer import TrainConfig
 from isobasin.match.matchers import WeightMatching
 from isobasin.match.whole import match_whole
 from isobasin.running import logits, module_of
@@ -68,11 +69,16 @@ def misplaced(a: Weights, b: Weights, *, units: int) -> dict[str, Element]:
     return found | {"ff0": wrong @ found["ff0"]}
 
 
-def matching(scope: str = "model", **lessons: object) -> LearnedMatching:
-    """From a start that leaves something to learn: heads in their places, and nothing inside them."""
-    start = WeightMatching(scope=scope, stage2="none")
-    numbers: dict[str, object] = {"steps": 30, "rate": 2e-2, "check_every": 10, "check_points": 5} | lessons
-    return LearnedMatching(scope=scope, start=start, lessons=Lessons(**numbers))  # type: ignore[arg-type]
+NUMBERS: dict[str, Any] = {"steps": 30, "rate": 2e-2, "check_every": 10, "check_points": 5}
+
+
+def matching(task: Task, scope: str = "model", **settings: Any) -> LearnedMatching:
+    """From a start that leaves something to learn: heads are paired, their factors are not matched."""
+    return LearnedMatching(task, scope=scope, init=WeightMatching(scope=scope, stage2="none"), **(NUMBERS | settings))
+
+
+def config(**settings: Any) -> TrainConfig:
+    return TrainConfig(**(NUMBERS | settings))
 
 
 def same_bits(a: Weights, b: Weights) -> bool:

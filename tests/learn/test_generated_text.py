@@ -1,9 +1,9 @@
-"""Learning without data: text that both models write themselves."""
+"""Learning without data: text that both models generate."""
 
 import json
 from pathlib import Path
 
-import learning_subjects as subjects
+import learn_subjects as subjects
 import path_subjects
 import pytest
 import torch
@@ -13,8 +13,8 @@ import isobasin as ib
 import tiny
 from isobasin.cli import run
 from isobasin.errors import IsobasinError
-from isobasin.learning.lessons import generator
-from isobasin.learning.own_text import OwnText, written
+from isobasin.learn.data import GeneratedText, generate
+from isobasin.learn.trainer import seeded_generator
 from isobasin.running import change, module_of, outputs, random_inputs
 from isobasin.tasks import IGNORED
 from isobasin.weights import Weights
@@ -28,7 +28,7 @@ def keen() -> Weights:
 
 def plainly(model: Weights, n: int, length: int, front: list[int]) -> Tensor:
     """The same text from whole forward passes, without a cache."""
-    rng, module = generator(0, "own text", ""), module_of(model)
+    rng, module = seeded_generator(0, "own text", ""), module_of(model)
     ids = torch.tensor([front] * n) if front else torch.randint(tiny.VOCABULARY, (n, 1), generator=rng)
     while ids.shape[1] < length:
         with torch.no_grad():
@@ -41,15 +41,15 @@ def plainly(model: Weights, n: int, length: int, front: list[int]) -> Tensor:
 @pytest.mark.parametrize(("name", "front"), [("llama-gqa", []), ("gpt2-lm-tied", [2, 3]), ("gpt_neox-tied", [1])])
 def test_a_cache_changes_nothing(name: str, front: list[int]) -> None:
     model = ib.load(tiny.case(name).build())
-    found = written(model, 3, 9, front=front, seed=0)
+    found = generate(model, 3, 9, front=front, seed=0)
     assert torch.equal(found, plainly(model, 3, 9, front))
-    assert not torch.equal(found, written(model, 3, 9, front=front, seed=1))
+    assert not torch.equal(found, generate(model, 3, 9, front=front, seed=1))
     assert found[:, : len(front)].tolist() == [front] * 3
 
 
 def test_tokens_come_as_often_as_the_model_says() -> None:
     model = keen()
-    rows = written(model, 2000, 3, front=[4], seed=0)
+    rows = generate(model, 2000, 3, front=[4], seed=0)
     with torch.no_grad():
         odds = torch.softmax(module_of(model)(torch.tensor([[4]]))[0, -1], -1)
     seen = torch.bincount(rows[:, 1], minlength=len(odds)) / len(rows)
@@ -59,10 +59,10 @@ def test_tokens_come_as_often_as_the_model_says() -> None:
 
 def test_both_models_write_half_of_every_batch_and_another_sample_decides() -> None:
     a, b = subjects.sharp(0), subjects.sharp(1)
-    settings = OwnText(windows=8, batch_size=4, seed=3)
+    settings = GeneratedText(windows=8, batch_size=4, seed=3)
     task, held_out = settings.tasks(a, b)
     rows = torch.cat([batch.inputs["input_ids"] for batch in task])
-    own = [written(m, 4, 8, seed=3, purpose=f"learned {k}") for k, m in enumerate((a, b))]
+    own = [generate(m, 4, 8, seed=3, purpose=f"learned {k}") for k, m in enumerate((a, b))]
     assert torch.equal(rows[0::2], own[0])
     assert torch.equal(rows[1::2], own[1])
     assert (task.n_samples, held_out.n_samples) == (8, 2)
@@ -72,14 +72,14 @@ def test_both_models_write_half_of_every_batch_and_another_sample_decides() -> N
     others = {tuple(row) for batch in held_out for row in batch.inputs["input_ids"].tolist()}
     assert not others & {tuple(row) for row in rows.tolist()}
     assert settings.tasks(a, b)[0].fingerprint == task.fingerprint
-    assert OwnText(windows=8, seed=4).tasks(a, b)[0].fingerprint != task.fingerprint
+    assert GeneratedText(windows=8, seed=4).tasks(a, b)[0].fingerprint != task.fingerprint
 
 
 @pytest.mark.hf
 def test_what_the_tokenizer_puts_in_front_stands_in_front(tmp_path: Path) -> None:
     subject = path_subjects.subject("llama-gqa", "text", tmp_path)
     models = [ib.load(folder) for folder in (subject.a, subject.b)]
-    task, _ = OwnText(windows=2, length=6).tasks(*models)
+    task, _ = GeneratedText(windows=2, length=6).tasks(*models)
     (batch,) = task
     assert batch.inputs["input_ids"][:, 0].tolist() == [2, 2]  # [CLS]
     assert bool((batch.targets[:, 0] != IGNORED).all())
@@ -89,9 +89,9 @@ def test_models_that_write_nothing_are_told_so() -> None:
     config = ib.ModelConfig.preset("bert", d_model=8, n_layers=1, n_heads=2, d_vocab=11, n_positions=8)
     reader = ib.load(ib.Transformer(config).state_dict(), config.to_dict())
     with pytest.raises(IsobasinError, match="has a head for text and writes no text; expected language models"):
-        OwnText().tasks(reader, reader)
+        GeneratedText().tasks(reader, reader)
     with pytest.raises(IsobasinError, match="1 window, expected 2 or more"):
-        OwnText(windows=1).tasks(subjects.sharp(), subjects.sharp())
+        GeneratedText(windows=1).tasks(subjects.sharp(), subjects.sharp())
 
 
 def saved(model: Weights, folder: Path) -> Path:

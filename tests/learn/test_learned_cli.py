@@ -1,9 +1,10 @@
 """What the command line makes of `--matcher learned`: flags, data, the record beside the output, the facts."""
 
 import json
+from dataclasses import asdict, fields
 from pathlib import Path
 
-import learning_subjects as subjects
+import learn_subjects as subjects
 import path_subjects
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 import isobasin as ib
 from isobasin.cli.learning import Learning, learned, learning_bar, learning_facts, learning_lines
 from isobasin.errors import IsobasinError
+from isobasin.learn.align import LearnedMatching
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -75,6 +77,15 @@ def test_a_result_that_was_not_written_leaves_the_record(
         second = fresh.alignment
     assert first.learning == second.learning
     assert subjects.same_bits(first.transform.apply(b), second.transform.apply(b))
+
+
+def test_the_matcher_has_the_defaults_of_the_command_line(subject: path_subjects.Subject) -> None:
+    given = Learning(subject.data).lessons()
+    matcher = LearnedMatching(subjects.rows_task(4, seed=0))
+    assert {f.name: getattr(matcher, f.name) for f in fields(given)} == asdict(given)
+    assert (matcher.scope, matcher.seed, matcher.held_out) == ("model", 0, None)
+    assert matcher.cache_key()["start"] == repr(ib.WeightMatching(scope="model"))
+    assert matcher.cache_key()["lessons"] == asdict(given) | {"autocast": "None"}
 
 
 def test_held_out_data_of_their_own(subject: path_subjects.Subject, tmp_path: Path) -> None:

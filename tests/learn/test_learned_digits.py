@@ -10,8 +10,7 @@ import torch
 import isobasin as ib
 from isobasin.data import shipped
 from isobasin.demo import MODEL
-from isobasin.learning.align_learned import LearnedMatching, align_learned
-from isobasin.learning.lessons import Lessons
+from isobasin.learn.align import LearnedMatching
 from isobasin.path import evaluate_path
 from isobasin.running import change, outputs, random_inputs
 from isobasin.study import Recipe, shifted, train
@@ -29,7 +28,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return scaled(np.array(images.pixels)), torch.tensor(images.labels)
 
 
-def lessons_on(batch: int = 64) -> Task:
+def training_task(batch: int = 64) -> Task:
     x, y = (t[: None if FULL else 4000] for t in digits())
     batches = [Batch({"pixel_values": p}, q) for p, q in zip(x.split(batch), y.split(batch))]
     return Task("image", "digits", "shipped", len(x), {}, "digits", lambda: iter(batches))
@@ -49,8 +48,9 @@ def test_two_seeds_meet() -> None:
     task = open_task(shipped("mnist"), [a, b], kind="image", batch_size=250, max_samples=None if FULL else 1000)
     points = 13 if FULL else 7
     weights = ib.align(b, to=a, matcher=ib.WeightMatching(scope="model"))
-    lessons = Lessons(steps=STEPS, rate=RATE, check_every=STEPS // (5 if FULL else 2))
-    learned = align_learned(b, to=a, matcher=LearnedMatching(lessons=lessons), task=lessons_on(), augment=shifted(by=1))
+    every = STEPS // (5 if FULL else 2)
+    matcher = LearnedMatching(training_task(), steps=STEPS, rate=RATE, check_every=every, augment=shifted(by=1))
+    learned = matcher.align(b, to=a)
     moved = {"naive": b, "weights": weights.transform.apply(b), "learned": learned.transform.apply(b)}
     barrier = {name: evaluate_path(a, end, task, n_points=points).barrier.height for name, end in moved.items()}
     assert barrier["naive"] > 0.3

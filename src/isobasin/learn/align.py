@@ -1,0 +1,221 @@
+"""The matcher `learned`: start from another matcher, train on data, keep what is best on held-out data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+
+from isobasin.errors import IsobasinError
+from isobasin.learn.data import Augment, split_held_out
+from isobasin.learn.distributed import ProcessGroup, SingleProcess
+from isobasin.learn.path_loss import HeldOutEvaluator
+from isobasin.learn.resume import NullResumeStore, ResumeStore, pack_transform, unpack_transform
+from isobasin.learn.trainer import OnProgress, TrainConfig, learn
+from isobasin.match.align import align
+from isobasin.match.align_whole import judged
+from isobasin.match.alignment import Alignment
+from isobasin.match.comparable import check_comparable
+from isobasin.match.matchers import Matcher, WeightMatching
+from isobasin.match.whole import dressed
+from isobasin.path.mixture import Mixture
+from isobasin.symmetries import SCOPES, Symmetry, symmetry
+from isobasin.tasks import Task
+from isobasin.transform import Transform
+from isobasin.weights import Weights
+
+Kept = Literal["naive", "start", "learned"]
+ROUNDING = 1e-6  # relative error of a mean loss in float32: closer losses count as equal
+
+
+@dataclass(frozen=True)
+class LearnedAlignment(Alignment):
+    """An alignment that was learned: the held-out barriers of the three candidates, and which of them was kept."""
+
+    held_out: Mapping[Kept, float] = field(default_factory=dict)
+    kept: Kept = "naive"
+    learning: tuple[tuple[int, float], ...] = ()
+    learned_from: str = ""
+    decided_by: str = ""
+    losses: tuple[float, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        barriers = ", ".join(f"{name} {height:.4g}" for name, height in self.held_out.items())
+        steps = self.learning[-1][0] if self.learning else 0
+        return f"held-out barrier {barriers} after {steps} steps; kept: {self.kept}; {Alignment.__str__(self)}"
+
+
+@dataclass(frozen=True)
+class LearnedMatching(TrainConfig):
+    """Learn the group element by gradient descent on the loss along the path from A to the moved B.
+
+    `task` is the training data. `held_out` decides which element is kept; without it a tenth of the task is held out
+    and not trained on. Training starts from the result of the matcher `init`, by default `WeightMatching`. The fields
+    of `TrainConfig` are keyword arguments as well.
+
+    >>> found = LearnedMatching(task, steps=200).align(b, to=a)  # doctest: +SKIP
+    >>> moved = found.transform.apply(b)  # doctest: +SKIP
+    """
+
+    task: Task
+    held_out: Task | None = None
+    _: KW_ONLY
+    scope: str = "model"
+    init: Matcher | None = None
+    check_every: int = 50
+    augment: Augment | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        _check_scope(self.scope, self.init)
+
+    def cache_key(self) -> dict[str, Any]:
+        """Every setting that the result depends on, apart from the data, as plain data."""
+        return _cache_key(self, self.scope, self.init, self.seed)
+
+    def align(
+        self,
+        b: Weights,
+        *,
+        to: Weights,
+        dtype: str = "auto",
+        device: torch.device | None = None,
+        verify: bool = True,
+        on_progress: OnProgress | None = None,
+        resume: ResumeStore | None = None,
+        processes: ProcessGroup | None = None,
+    ) -> LearnedAlignment:
+        """Move B within its symmetries to where the path from A is low.
+
+        On held-out data the result is never worse than B as it is, nor than the starting point. `resume` lets a killed
+        run continue; `processes` share the batches.
+        """
+        check_comparable(to, b)
+        device = device or torch.device("cpu")
+        resume, processes = resume or NullResumeStore(), processes or SingleProcess()
+        task, held_out = (self.task, self.held_out) if self.held_out is not None else split_held_out(self.task)
+        part, mixture = symmetry(b.arch).scoped(self.scope), Mixture.of(to, device)
+        evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), held_out, self.check_points, processes)
+
+        def measured(name: Kept, transform: Transform) -> _Candidate:
+            end = mixture.vector(transform.apply(b, device=device))
+            return _Candidate(name, transform, *evaluator.barrier_and_mean(end))
+
+        init = self.init or WeightMatching(scope=self.scope)
+        naive = measured("naive", Transform(b.arch.family, dict(b.arch.spaces)))
+        start = measured("start", _start(b, to, part, init, resume, device))
+        first = _best([naive, start]).transform.elements
+        learned = learn(
+            to,
+            b,
+            {name: first.get(name, group.identity()) for name, group in part.groups.items()},
+            task,
+            held_out,
+            scope=self.scope,
+            lessons=self,
+            seed=self.seed,
+            device=device,
+            augment=self.augment,
+            on_progress=on_progress,
+            resume=resume,
+            processes=processes,
+        )
+        # `dressed` gives A's values of the free coordinates, but would also set the unit scales to the nearest to A's.
+        transform = replace(dressed(to, b, part, learned.elements, device), elements=dict(learned.elements))
+        candidates = [naive, start, measured("learned", transform)]
+        best = _best(candidates)
+        dtypes = replace(b, exact=False).output_dtypes(dtype)
+        found = judged(to, b, part, best.transform, None, dtypes, device=device, verify=verify, closer=False)
+        return LearnedAlignment(
+            **(vars(found) | {"history": tuple(height for _, height in learned.history)}),
+            held_out={candidate.name: candidate.barrier for candidate in candidates},
+            kept=best.name,
+            learning=learned.history,
+            learned_from=task.source,
+            decided_by=held_out.source,
+            losses=learned.losses,
+        )
+
+
+def _check_scope(scope: str, init: Matcher | None) -> None:
+    if scope not in SCOPES:
+        raise IsobasinError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
+    if init is not None and init.scope != scope:
+        raise IsobasinError(f"learning has the scope {scope}, its start {init.scope}; expected the same for both")
+
+
+def _cache_key(config: TrainConfig, scope: str, init: Matcher | None, seed: int) -> dict[str, Any]:
+    settings = {f.name: getattr(config, f.name) for f in fields(TrainConfig)} | {"autocast": str(config.autocast)}
+    return {"scope": scope, "start": repr(init or WeightMatching(scope=scope)), "lessons": settings, "seed": seed}
+
+
+def _start(
+    b: Weights, a: Weights, part: Symmetry, init: Matcher, resume: ResumeStore, device: torch.device
+) -> Transform:
+    """The transform that the first matcher finds; a run that continues has stored it."""
+    stored = resume.find("start")
+    if stored:
+        return unpack_transform(stored, part)
+    found = align(b, to=a, matcher=init, dtype="float32", device=device, verify=False).transform
+    resume.keep("start", pack_transform(found))
+    return found
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    name: Kept
+    transform: Transform
+    barrier: float
+    mean: float  # loss over the line
+
+
+def _best(candidates: Sequence[_Candidate]) -> _Candidate:
+    """The lowest barrier; of equal ones the lowest mean loss; of losses equal up to rounding, the first."""
+    lowest = min(candidate.barrier for candidate in candidates)
+    level = [candidate for candidate in candidates if candidate.barrier == lowest]
+    mean = min(candidate.mean for candidate in level)
+    return next(candidate for candidate in level if candidate.mean <= mean + ROUNDING * mean)
+
+
+# For callers that pass the task apart from the matcher. Remove it when they build `LearnedMatching(task)`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedMatchingSettings:
+    """The settings of `LearnedMatching` without its task."""
+
+    scope: str = "model"
+    start: Matcher | None = None
+    lessons: TrainConfig = field(default_factory=TrainConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_scope(self.scope, self.start)
+
+    def question(self) -> dict[str, Any]:
+        return _cache_key(self.lessons, self.scope, self.start, self.seed)
+
+
+def align_learned(
+    b: Weights,
+    *,
+    to: Weights,
+    matcher: LearnedMatchingSettings,
+    task: Task,
+    held_out: Task | None = None,
+    dtype: str = "auto",
+    device: torch.device | None = None,
+    verify: bool = True,
+    augment: Augment | None = None,
+    watch: OnProgress | None = None,
+    record: ResumeStore | None = None,
+    team: ProcessGroup | None = None,
+) -> LearnedAlignment:
+    """`LearnedMatching(task, …).align(b, to=to, …)`."""
+    settings: dict[str, Any] = vars(matcher) | vars(matcher.lessons) | {"init": matcher.start, "augment": augment}
+    del settings["start"], settings["lessons"]
+    whole = LearnedMatching(task, held_out, **settings)
+    return whole.align(
+        b, to=to, dtype=dtype, device=device, verify=verify, on_progress=watch, resume=record, processes=team
+    )

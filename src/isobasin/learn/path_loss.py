@@ -1,0 +1,146 @@
+"""The loss on the path from A to a moved B: differentiable for training, and the held-out barrier."""
+
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from isobasin.action import Action
+from isobasin.errors import IsobasinError
+from isobasin.groups import Element
+from isobasin.learn.data import regroup, to_device
+from isobasin.learn.distributed import ProcessGroup, SingleProcess
+from isobasin.normalize import lightest
+from isobasin.path.curve import barrier, grid
+from isobasin.path.mixture import Mixture
+from isobasin.running import logits, module_of, places
+from isobasin.symmetries import Symmetry
+from isobasin.tasks import IGNORED, Batch, Task
+from isobasin.weights import Weights
+
+ACCELERATOR_BATCHES = 4  # batches that an accelerator measures as one: kernel launches dominate small batches
+
+
+@dataclass(frozen=True)
+class LinearPath:
+    """The line from A to B, both with canonical values of a scope's free coordinates; B after a first alignment.
+
+    Group elements act linearly on these forms. The line between them has the same losses as the line from A to B once
+    B has A's gains and free biases.
+    """
+
+    reference: Weights  # A in canonical form
+    module: nn.Module
+    places: Mapping[str, str]
+    a: Mapping[str, Tensor]
+    b: Mapping[str, Tensor]
+
+    @classmethod
+    def between(
+        cls, a: Weights, b: Weights, part: Symmetry, elements: Mapping[str, Element], device: torch.device
+    ) -> "LinearPath":
+        """The path from A to B moved by `elements`."""
+        form_a, form_b = (lightest(m, part.coordinates).apply(m) for m in (a, b))
+        action = Action(b.arch, elements)
+        module = module_of(form_a, attention="sdpa").to(device).requires_grad_(False)
+        held = places(form_a, module)
+        names = [name for name in held if not a.arch.tensors[name].buffer]
+        start = {name: form_a[name].to(device, torch.float32) for name in names}
+        # Contiguous, however B was moved: another memory layout sums in another order and rounds differently.
+        end = {
+            name: action.tensor(name, form_b[name].double()).to(device, torch.float32).contiguous() for name in names
+        }
+        return cls(form_a, module, held, start, end)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.a.values())).device
+
+    def rebased(self, elements: Mapping[str, Element]) -> "LinearPath":
+        """The path to B moved by these elements."""
+        return replace(self, b={name: tensor.contiguous() for name, tensor in self.moved(elements).items()})
+
+    def moved(self, elements: Mapping[str, Element]) -> dict[str, Tensor]:
+        """B's tensors moved by these elements."""
+        action = Action(self.reference.arch, elements)
+        return {name: action.tensor(name, tensor) for name, tensor in self.b.items()}
+
+    def loss(
+        self, moved: Mapping[str, Tensor], lam: float | Tensor, batch: Batch, autocast: torch.dtype | None = None
+    ) -> Tensor:
+        """Mean loss of a batch at (1−λ)·A + λ·moved."""
+        mixed = {f"model.{self.places[name]}": torch.lerp(start, moved[name], lam) for name, start in self.a.items()}
+        with _precision(self.device, autocast):
+            said = torch.func.functional_call(_Logits(self.reference, self.module), mixed, (batch.inputs,))
+        return F.cross_entropy(said.float().flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED)
+
+    def vector(self, mixture: Mixture, tensors: Mapping[str, Tensor]) -> Tensor:
+        """These tensors in the layout of a mixture."""
+        out = torch.zeros_like(mixture.buffer)
+        for name, tensor in tensors.items():
+            mixture.part(out, self.places[name]).copy_(tensor)
+        return out
+
+
+class _Logits(nn.Module):
+    """The logits of a model as a module, so that `functional_call` can replace its parameters."""
+
+    def __init__(self, like: Weights, model: nn.Module) -> None:
+        super().__init__()
+        self.like, self.model = like, model
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        return logits(self.like, self.model, inputs)
+
+
+def _precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
+    """Autocast without its cache: every tensor is new at every step, and a CUDA graph must not hold cached casts."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
+
+
+class HeldOutEvaluator:
+    """Measures the barrier of lines from one model, in float32, on the same held-out data each time."""
+
+    def __init__(
+        self, mixture: Mixture, start: Tensor, task: Task, n_points: int, processes: ProcessGroup | None = None
+    ) -> None:
+        self._mixture, self._start, self._lambdas = mixture, start, grid(n_points)
+        self._processes = processes or SingleProcess()
+        share = islice(task, self._processes.rank, None, self._processes.size)
+        batches = [to_device(batch, start.device) for batch in share]
+        if batches and start.device.type != "cpu":
+            batches = list(regroup(batches, ACCELERATOR_BATCHES * len(batches[0])))
+        self._batches = batches
+        self._start_loss = self.loss(start)
+        if math.isnan(self._start_loss):
+            raise IsobasinError(f"{task.source}: A has no finite loss there; expected data that A can be measured on")
+
+    def barrier(self, end: Tensor, end_loss: float | None = None) -> float:
+        """The barrier of the line to `end`; infinite if a point has no finite loss.
+
+        Give `end_loss` where it is known: moving B within its symmetries does not change it.
+        """
+        return self.barrier_and_mean(end, end_loss)[0]
+
+    def barrier_and_mean(self, end: Tensor, end_loss: float | None = None) -> tuple[float, float]:
+        """The barrier, and the mean loss over the line, which ranks lines without a barrier."""
+        last = self.loss(end) if end_loss is None else end_loss
+        losses = [self._start_loss, *(self.loss(end, lam) for lam in self._lambdas[1:-1]), last]
+        found = barrier(self._lambdas, losses).height
+        return (math.inf, math.inf) if math.isnan(found) else (found, sum(losses) / len(losses))
+
+    @torch.no_grad()
+    def loss(self, end: Tensor, lam: float = 1.0) -> float:
+        """The mean loss at one point of the line to `end`."""
+        torch.lerp(self._start, end, lam, out=self._mixture.buffer)
+        sums = self._mixture.score(self._batches)
+        mine = torch.tensor([sums.loss, sums.count] if sums else [0.0, 0.0], dtype=torch.float64)
+        loss, count = self._processes.total(mine.to(self._start.device)).tolist()
+        if not count:
+            raise IsobasinError("held-out data hold nothing that is scored: expected at least one token or sample")
+        return float(loss / count)
