@@ -10,9 +10,9 @@ import isobasin as ib
 from isobasin.groups import Element, Monomial
 from isobasin.learn.align import LearnedMatching
 from isobasin.learn.trainer import TrainConfig
-from isobasin.match.matchers import WeightMatching
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.match.whole import match_whole
-from isobasin.running import logits, module_of
+from isobasin.runtime import logits, module_of
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.weights import Weights
 

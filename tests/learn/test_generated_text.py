@@ -15,7 +15,7 @@ from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.learn.data import GeneratedText, generate
 from isobasin.learn.trainer import seeded_generator
-from isobasin.running import change, module_of, outputs, random_inputs
+from isobasin.runtime import change, module_of, outputs, random_inputs
 from isobasin.tasks import IGNORED
 from isobasin.weights import Weights
 

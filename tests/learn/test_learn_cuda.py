@@ -14,9 +14,9 @@ from isobasin.learn.parameters import GroupParameters
 from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
 from isobasin.learn.resume import ResumeFile
 from isobasin.learn.trainer import Step, TrainConfig, learn
-from isobasin.match.matchers import WeightMatching
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.match.whole import match_whole
-from isobasin.path.mixture import Mixture
+from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import symmetry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -85,7 +85,7 @@ def test_the_evaluator_finds_the_same_in_larger_batches() -> None:
     task = subjects.told(subjects.rows_task(30, seed=1), a)
     heights = []
     for device in (CPU, torch.device("cuda")):
-        mixture = Mixture.of(a, device)
+        mixture = FlatModel.of(a, device)
         evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), task, 5)
         heights.append(evaluator.barrier(mixture.vector(b)))
     assert heights[1] == pytest.approx(heights[0], rel=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import isobasin as ib
-from isobasin.action import Action
+from isobasin.symmetries.action import Action
 from isobasin.errors import IsobasinError
 from isobasin.groups import (
     GL,
@@ -29,8 +29,8 @@ from isobasin.learn.distributed import SingleProcess
 from isobasin.learn.parameters import GroupParameters, acting_element, compose, element_tensors, shapes
 from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
 from isobasin.learn.trainer import CapturedStep, Step, TrainConfig
-from isobasin.path import evaluate_path
-from isobasin.path.mixture import Mixture
+from isobasin.path.evaluation import evaluate_path
+from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import symmetry
 from isobasin.tasks import Batch, Task
 
@@ -322,7 +322,7 @@ def test_what_was_learned_comes_after_the_base() -> None:
 def test_the_evaluator_measures_what_a_path_does() -> None:
     a, b = subjects.sharp(0), subjects.sharp(1)
     task = subjects.told(subjects.rows_task(10, seed=1), a)
-    mixture = Mixture.of(a)
+    mixture = FlatModel.of(a)
     evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), task, 5)
     expected = evaluate_path(a, b, task, n_points=5).barrier.height
     assert evaluator.barrier(mixture.vector(b)) == pytest.approx(expected, abs=1e-6)
@@ -332,7 +332,7 @@ def test_the_evaluator_measures_what_a_path_does() -> None:
 
 def test_data_without_targets_do_not_decide() -> None:
     a = subjects.sharp()
-    mixture = Mixture.of(a)
+    mixture = FlatModel.of(a)
     blank = [Batch({"input_ids": torch.zeros(1, 4, dtype=torch.long)}, torch.full((1, 4), -100))]
     task = Task("lm", "blank", "memory", 1, {}, "blank", lambda: iter(blank))
     with pytest.raises(IsobasinError, match="held-out data hold nothing that is scored"):

@@ -11,8 +11,8 @@ import isobasin as ib
 from isobasin.data import shipped
 from isobasin.demo import MODEL
 from isobasin.learn.align import LearnedMatching
-from isobasin.path import evaluate_path
-from isobasin.running import change, outputs, random_inputs
+from isobasin.path.evaluation import evaluate_path
+from isobasin.runtime import change, outputs, random_inputs
 from isobasin.study import Recipe, shifted, train
 from isobasin.tasks import Batch, Task, open_task, read_images, scaled
 from isobasin.weights import Weights

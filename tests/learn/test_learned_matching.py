@@ -13,11 +13,11 @@ from isobasin.learn import align as module
 from isobasin.learn.align import LearnedMatching
 from isobasin.learn.data import split_held_out
 from isobasin.learn.trainer import learn
-from isobasin.path import evaluate_path
-from isobasin.running import change, outputs, random_inputs
+from isobasin.path.evaluation import evaluate_path
+from isobasin.runtime import change, outputs, random_inputs
 from isobasin.symmetries import SCOPES
 from isobasin.tasks import open_task
-from isobasin.transform import Transform
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
 

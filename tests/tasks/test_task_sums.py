@@ -8,7 +8,7 @@ import torch
 from task_subjects import TEXT, own
 
 from isobasin.errors import IsobasinError
-from isobasin.running import module_of
+from isobasin.runtime import module_of
 from isobasin.tasks import IGNORED, Batch, MetricSums, open_task
 
 

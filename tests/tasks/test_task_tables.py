@@ -11,8 +11,9 @@ from task_subjects import WORDS, own, saved, word_tokenizer
 
 from isobasin.errors import IsobasinError
 from isobasin.model import Transformer
-from isobasin.running import module_of
-from isobasin.tasks import open_task, read_table, read_text
+from isobasin.runtime import module_of
+from isobasin.tasks import open_task
+from isobasin.tasks.text import read_table, read_text
 
 pytestmark = pytest.mark.hf
 

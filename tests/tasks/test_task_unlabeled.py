@@ -12,7 +12,8 @@ import torch
 from task_subjects import TEXT, WORDS, own, pixels, saved, word_tokenizer, write_idx, write_picture
 
 from isobasin.errors import IsobasinError
-from isobasin.tasks import open_task, read_images, read_table, read_text, scaled, unlabeled
+from isobasin.tasks import open_task, read_images, scaled, unlabeled
+from isobasin.tasks.text import read_table, read_text
 from isobasin.tasks.loader import MAX_IMAGES, MAX_TOKENS
 
 pytestmark = pytest.mark.hf

@@ -14,7 +14,7 @@ import torch
 
 from isobasin.alignment.descent import solve
 from isobasin.alignment.gauge import with_reference_gauge
-from isobasin.alignment.heads import HeadMatcher
+from isobasin.alignment.heads import HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import Alignment
 from isobasin.alignment.verification import Evaluation, combined, evaluate_transform, unmoved
@@ -57,6 +57,14 @@ def align_by_descent(b: Weights, a: Weights, scope: str, matcher: HeadMatcher, o
         if options.on_progress and not problem.moves_stream:
             options.on_progress(len(evaluations), len(parts))
     return combined(problem, evaluations)
+
+
+def align_by_transform(b: Weights, a: Weights, scope: str, transform: Transform, options: AlignOptions) -> Alignment:
+    """The alignment that a given transform makes, verified; whatever the distance."""
+    part = symmetry(b.arch).scoped(scope)
+    problem = AlignmentProblem(a, b, part, NoHeadMatcher(), options.device)
+    dtypes = replace(b, exact=False).output_dtypes(options.dtype)
+    return combined(problem, [evaluate_transform(problem, transform, dtypes, verify=options.verify)])
 
 
 def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], options: AlignOptions) -> Evaluation:

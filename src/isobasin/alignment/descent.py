@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.attention import attention_matrices
-from isobasin.alignment.heads import HeadMatch, HeadMatcher
+from isobasin.alignment.heads import HeadMatch, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem, Elements, overlap, squared_distance
 from isobasin.arch import HeadSpace
 from isobasin.errors import VerificationError
@@ -93,12 +93,12 @@ def from_embeddings(problem: AlignmentProblem) -> dict[str, Element]:
     return here | {problem.stream: _nearest(problem, problem.stream, found)}
 
 
-def embedding_distance(a: Weights, b: Weights, matcher: HeadMatcher, *, device: torch.device) -> float:
+def embedding_distance(a: Weights, b: Weights, *, device: torch.device) -> float:
     """What the best map of the stream leaves between embeddings, positions and heads: ‖A − gB‖² / (‖A‖² + ‖B‖²).
 
     0 for copies, and next to 1 for models that have nothing in common, the wider their tables the nearer.
     """
-    problem = AlignmentProblem(a, b, symmetry(b.arch), matcher, device)
+    problem = AlignmentProblem(a, b, symmetry(b.arch), NoHeadMatcher(), device)
     action, left, size = problem.act(from_embeddings(problem) if problem.moves_stream else problem.identity), 0.0, 0.0
     for pieces in problem.pieces(problem.stream):
         x, y = ({name: t for name, t in piece.items() if t.ndim > 1} for piece in pieces)  # gains are folded: all 1

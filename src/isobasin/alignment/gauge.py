@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from isobasin.arch import Space
 from isobasin.groups import Element
 from isobasin.groups.scales import best_scales
 from isobasin.symmetries.action import Action
@@ -86,6 +85,4 @@ def _rescaled(name: str, g: Element, view: Tensors, reference: Tensors, b: Weigh
             size, product = ("d", "q") if term.dual else ("u", "p")
             sums[size] += mine.square().sum(1)
             sums[product] += (mine * theirs).sum(1)
-    space = arch.spaces[name]
-    assert isinstance(space, Space)
-    return g.rescaled(best_scales(**sums, signs=space.kind == "scaled"))
+    return g.rescaled(best_scales(**sums, signs=arch.spaces[name].signs))

@@ -59,6 +59,16 @@ class Space:
         """Whether its group scales coordinates one by one."""
         return self.kind in ("positive", "scaled")
 
+    @property
+    def signs(self) -> bool:
+        """Whether its group has a sign for each coordinate."""
+        return self.kind in ("signed", "scaled")
+
+    @property
+    def permutes(self) -> bool:
+        """Whether its group permutes coordinates one by one."""
+        return self.signs or self.kind in ("permutation", "positive")
+
 
 @dataclass(frozen=True)
 class HeadSpace:
@@ -90,6 +100,15 @@ class HeadSpace:
 
     @property
     def scales(self) -> bool:
+        return False
+
+    @property
+    def signs(self) -> bool:
+        return False
+
+    @property
+    def permutes(self) -> bool:
+        """Whether its coordinates permute one by one: heads move as a whole."""
         return False
 
     @property

@@ -9,7 +9,8 @@ True
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -118,6 +119,34 @@ class Element(ABC):
         return 0
 
 
+class DifferentiableElement(Element):
+    """An element that only acts: in the type of its parameters, and without a query to the device."""
+
+    @property
+    def is_identity(self) -> bool:
+        return False
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    @property
+    def precision(self) -> torch.dtype:
+        return torch.float32
+
+    def __matmul__(self, other: Element) -> "DifferentiableElement":
+        raise TypeError("a differentiable element only acts; use GroupParameters.elements() for elements to compose")
+
+    def inverse(self) -> "DifferentiableElement":
+        return self.__matmul__(self)
+
+    def take(self, index: Tensor) -> "DifferentiableElement":
+        raise ValueError("this element is not batched over heads")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(vars(self))
+
+
 class Group(ABC):
     """A group acting on ℝⁿ. Frozen; two groups of the same kind and size are equal."""
 
@@ -146,9 +175,31 @@ class Group(ABC):
         """The element g that brings g·B closest to A, given how the two overlap on the space of this group."""
         raise IsobasinError(f"{self}: no element can be found from an overlap; heads are matched by their matrices")
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The unconstrained parameters that learning moves, zero at the identity; none for a discrete group."""
+        return {}
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the element with these parameters, in their type; `element` takes them."""
+        raise IsobasinError(f"{self} has no continuous parameters")
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        """The element with these tensors, for gradients to flow through."""
+        raise IsobasinError(f"{self} has no continuous parameters")
+
     @abstractmethod
     def element(self, tensors: dict[str, Tensor]) -> Element:
         """Rebuild an element from `Element.tensors`; a KeyError if parts are missing."""
+
+
+def prefixed(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Tables of several factors as one, under `factor.name`."""
+    return {f"{prefix}.{name}": value for prefix, part in parts.items() for name, value in part.items()}
+
+
+def selected(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The table of one factor."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def generator(seed: int) -> torch.Generator:

@@ -5,13 +5,14 @@ Q–K factors and the V–O factors. Keys move by the Q–K factor and queries b
 and the columns of the output projection by its dual. Query heads of a group share the factor of their kv head.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from isobasin.groups.assignment import assign
-from isobasin.groups.group import FLOAT, Element, Group, Side, generator
+from isobasin.groups.group import FLOAT, Element, Group, Side, generator, prefixed, selected
 from isobasin.shapes import Float, Int
 
 
@@ -207,13 +208,25 @@ class Heads(Group):
             kv, self._ordered(), self.qk.project(keys[rows, :, kv]), self.vo.project(values[rows, :, kv])
         )
 
-    def element(self, tensors: dict[str, Tensor]) -> HeadsElement:
-        def side(name: str) -> dict[str, Tensor]:
-            return {k.removeprefix(f"{name}."): t for k, t in tensors.items() if k.startswith(f"{name}.")}
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The factors of every kv head; the heads keep their places."""
+        factors = prefixed({"qk": self.qk.parameter_shapes(), "vo": self.vo.parameter_shapes()})
+        return {name: (self.n_kv, *shape) for name, shape in factors.items()}
 
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        device = next(iter(parameters.values())).device
+        qk, vo = (g.parametrised(selected(parameters, side)) for side, g in (("qk", self.qk), ("vo", self.vo)))
+        places = {"kv": torch.arange(self.n_kv, device=device), "queries": self._ordered().to(device)}
+        return places | prefixed({"qk": qk, "vo": vo})
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        qk, vo = (g.differentiable(selected(tensors, side)) for side, g in (("qk", self.qk), ("vo", self.vo)))
+        return HeadsElement(tensors["kv"], tensors["queries"], qk, vo)
+
+    def element(self, tensors: dict[str, Tensor]) -> HeadsElement:
         return HeadsElement(
             tensors["kv"].to(torch.int64),
             tensors["queries"].to(torch.int64),
-            self.qk.element(side("qk")),
-            self.vo.element(side("vo")),
+            self.qk.element(selected(tensors, "qk")),
+            self.vo.element(selected(tensors, "vo")),
         )

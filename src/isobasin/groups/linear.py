@@ -1,11 +1,24 @@
 """Matrix groups: GL(n) inside a head, O(n) of the stream, and the part of O(n) that fixes the all-ones vector."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, close, generator, haar, polar, spread
+from isobasin.groups.group import (
+    FLOAT,
+    TOLERANCE,
+    DifferentiableElement,
+    Element,
+    Group,
+    close,
+    generator,
+    haar,
+    polar,
+    spread,
+)
 from isobasin.groups.overlap import Overlap
 from isobasin.shapes import Float, Int
 
@@ -75,6 +88,33 @@ class Matrix(Element):
         return torch.einsum("...ij,...j->...i", value, x)
 
 
+@dataclass(frozen=True, eq=False)
+class DifferentiableMatrix(DifferentiableElement):
+    """A matrix and its dual, so that neither is computed twice."""
+
+    value: Float[Tensor, "*batch n n"]
+    other: Float[Tensor, "*batch n n"]
+
+    @property
+    def n(self) -> int:
+        return self.value.shape[-1]
+
+    def dual(self) -> "DifferentiableMatrix":
+        return DifferentiableMatrix(self.other, self.value)
+
+    def permutation_part(self) -> "DifferentiableMatrix":
+        eye = torch.eye(self.n, dtype=self.value.dtype, device=self.value.device).expand_as(self.value)
+        return DifferentiableMatrix(eye, eye)
+
+    def take(self, index: Int[Tensor, " m"]) -> "DifferentiableMatrix":
+        return DifferentiableMatrix(self.value[index], self.other[index])
+
+    def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
+        if self.value.dim() == 2:
+            return x @ self.value.mT
+        return torch.einsum("...ij,...j->...i", self.value, x)
+
+
 @dataclass(frozen=True)
 class Orthogonal(Group):
     """O(n): the stream of a model with RMSNorm whose gains are folded."""
@@ -105,6 +145,15 @@ class Orthogonal(Group):
     def nearest(self, overlap: Overlap) -> Matrix:
         """Procrustes: the orthogonal factor of the overlap."""
         return self.project(overlap.self_dual.cpu())
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"x": (self.n, self.n)}
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"matrix": _cayley(parameters["x"])}
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return DifferentiableMatrix(tensors["matrix"], tensors["matrix"])
 
     def element(self, tensors: dict[str, Tensor]) -> Matrix:
         return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
@@ -157,6 +206,19 @@ class OrthogonalFixingOnes(Group):
         frame[1:].diagonal().copy_(-k)
         return frame / torch.sqrt(k * (k + 1))
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"x": (self.n - 1, self.n - 1)}
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The Cayley map in the complement of the all-ones vector: F R Fᵀ + 11ᵀ/n, the columns of F a basis of 1⊥."""
+        x = parameters["x"]
+        frame = _frame_on(self.n, x.device).to(x)
+        mean = torch.full((self.n, self.n), 1 / self.n, dtype=x.dtype, device=x.device)
+        return {"matrix": frame @ _cayley(x) @ frame.mT + mean}
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return DifferentiableMatrix(tensors["matrix"], tensors["matrix"])
+
     def element(self, tensors: dict[str, Tensor]) -> Matrix:
         return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
 
@@ -198,8 +260,34 @@ class GL(Group):
         raised = torch.maximum(s, floor)
         return Matrix(torch.where((raised == s).all(-1)[..., None, None], matrix, u * raised[..., None, :] @ vt))
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"x": (self.n, self.n)}
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"matrix": _eye_like(parameters["x"]) + parameters["x"]}
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return DifferentiableMatrix(tensors["matrix"], _inverse(tensors["matrix"]).mT)
+
     def element(self, tensors: dict[str, Tensor]) -> Matrix:
         return Matrix(tensors["matrix"].to(FLOAT))
+
+
+def _cayley(x: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """R = (I − S)⁻¹ (I + S) = 2 (I − S)⁻¹ − I with S = X − Xᵀ."""
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    return 2 * _inverse(eye - (x - x.mT)) - eye
+
+
+@lru_cache(maxsize=4)
+def _frame_on(n: int, device: torch.device) -> Float[Tensor, "n m"]:
+    """Cached on the device: a step that is captured as a CUDA graph can not copy it there."""
+    return OrthogonalFixingOnes(n)._frame().to(device)
+
+
+def _inverse(x: Tensor) -> Tensor:
+    """The inverse without the check for singular matrices, which would wait for the device; the loss shows them."""
+    return torch.linalg.inv_ex(x).inverse
 
 
 def _eye(n: int, *batch: int) -> Tensor:

@@ -4,6 +4,7 @@ They are the maps that commute with an elementwise nonlinearity: units of a feed
 stream where a gain can not be folded away.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isobasin.groups.assignment import assign, best_permutation
-from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, generator, signs, spread
+from isobasin.groups.group import FLOAT, TOLERANCE, DifferentiableElement, Element, Group, generator, signs, spread
 from isobasin.groups.overlap import Overlap
 from isobasin.groups.scales import best_scales, scale_cost
 from isobasin.shapes import Float, Int
@@ -83,6 +84,26 @@ class Monomial(Element):
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
         return x[..., self.index.to(x.device)] * self.scale.to(x.device)
+
+
+@dataclass(frozen=True, eq=False)
+class DifferentiableScales(DifferentiableElement):
+    """(g x)[i] = scale[i] · x[i]."""
+
+    scale: Float[Tensor, " n"]
+
+    @property
+    def n(self) -> int:
+        return self.scale.shape[0]
+
+    def dual(self) -> "DifferentiableScales":
+        return DifferentiableScales(1 / self.scale)
+
+    def permutation_part(self) -> "DifferentiableScales":
+        return DifferentiableScales(torch.ones_like(self.scale))
+
+    def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
+        return x * self.scale
 
 
 @dataclass(frozen=True)
@@ -205,6 +226,16 @@ class MonomialGroup(Group):
         if not self.permute:
             return torch.arange(self.n)
         return assign(-gain)
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Scales where the group has them; permutations and signs are not continuous."""
+        return {"x": (self.n,)} if self.dim else {}
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"index": torch.arange(self.n), "scale": parameters["x"].exp()}
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return DifferentiableScales(tensors["scale"])
 
     def element(self, tensors: dict[str, Tensor]) -> Monomial:
         return Monomial(tensors["index"].to(torch.int64), tensors["scale"].to(FLOAT))

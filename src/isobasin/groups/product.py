@@ -1,11 +1,12 @@
 """Direct sums: two groups side by side on one axis, as for partial rotary positions, H(r) ⊕ GL(n − r)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from isobasin.groups.group import Element, Group
+from isobasin.groups.group import Element, Group, prefixed, selected
 from isobasin.shapes import Float, Int
 
 
@@ -94,12 +95,18 @@ class Product(Group):
             start = stop
         return Blocks(tuple(parts))
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return prefixed({k: part.parameter_shapes() for k, part in self._parts.items()})
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return prefixed({k: part.parametrised(selected(parameters, k)) for k, part in self._parts.items()})
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return Blocks(tuple(part.differentiable(selected(tensors, k)) for k, part in self._parts.items()))
+
     def element(self, tensors: dict[str, Tensor]) -> Blocks:
-        return Blocks(
-            tuple(
-                group.element(
-                    {name.removeprefix(f"{k}."): t for name, t in tensors.items() if name.startswith(f"{k}.")}
-                )
-                for k, group in enumerate(self.groups)
-            )
-        )
+        return Blocks(tuple(part.element(selected(tensors, k)) for k, part in self._parts.items()))
+
+    @property
+    def _parts(self) -> dict[str, Group]:
+        return {str(k): part for k, part in enumerate(self.groups)}

@@ -1,11 +1,12 @@
 """H(n): what commutes with rotary positions, one nonzero complex number per pair of columns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from isobasin.groups.group import FLOAT, TOLERANCE, Element, Group, generator, spread
+from isobasin.groups.group import FLOAT, TOLERANCE, DifferentiableElement, Element, Group, generator, spread
 from isobasin.shapes import Complex, Float, Int
 
 COMPLEX = torch.complex128
@@ -66,6 +67,34 @@ class Phases(Element):
         return torch.cat([turned.real, turned.imag], dim=-1)
 
 
+@dataclass(frozen=True, eq=False)
+class DifferentiablePhases(DifferentiableElement):
+    """One complex number per rotary pair."""
+
+    u: Complex[Tensor, "*batch pairs"]
+    interleaved: bool
+
+    @property
+    def n(self) -> int:
+        return 2 * self.u.shape[-1]
+
+    def dual(self) -> "DifferentiablePhases":
+        return DifferentiablePhases(1 / self.u.conj(), self.interleaved)
+
+    def permutation_part(self) -> "DifferentiablePhases":
+        return DifferentiablePhases(torch.ones_like(self.u), self.interleaved)
+
+    def take(self, index: Int[Tensor, " m"]) -> "DifferentiablePhases":
+        return DifferentiablePhases(self.u[index], self.interleaved)
+
+    def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
+        if self.interleaved:
+            return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * self.u).flatten(-2)
+        first, second = x.chunk(2, dim=-1)
+        a, b = self.u.real, self.u.imag
+        return torch.cat([first * a - second * b, first * b + second * a], dim=-1)
+
+
 @dataclass(frozen=True)
 class RotaryCommutant(Group):
     """H(n) ≅ (ℂ*)^{n/2}, for pairs (j, j + n/2), or (2j, 2j + 1) where interleaved. A wrong layout is a wrong group."""
@@ -108,6 +137,16 @@ class RotaryCommutant(Group):
         imag = m[..., second, first] - m[..., first, second]
         u = torch.complex(real, imag) / 2
         return Phases(torch.where(u.abs() > TOLERANCE, u, 2 * TOLERANCE), self.interleaved)
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"size": (self.n // 2,), "angle": (self.n // 2,)}
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """u = exp(a + ib)."""
+        return {"u": torch.polar(parameters["size"].exp(), parameters["angle"])}
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return DifferentiablePhases(tensors["u"], self.interleaved)
 
     def element(self, tensors: dict[str, Tensor]) -> Phases:
         return Phases(tensors["u"].to(COMPLEX), self.interleaved)

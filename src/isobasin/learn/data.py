@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from isobasin.errors import IsobasinError
-from isobasin.running import module_of
+from isobasin.runtime import module_of
 from isobasin.shapes import Int
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.tasks.source import digest
-from isobasin.tasks.subjects import is_own, name_of, task_kind, vocabulary, window_length
-from isobasin.tasks.tokenizing import open_coder
+from isobasin.tasks.task import is_own, name_of, task_kind, vocabulary_size, window_length
+from isobasin.tasks.tokenizer import open_tokenizer
 from isobasin.weights import Weights
 
 HELD_OUT_SHARE = 10  # one sample in this many is held out
@@ -159,7 +159,7 @@ class GeneratedText:
 
     def _task(self, a: Weights, b: Weights, windows: int, purpose: str, device: torch.device | None) -> Task:
         length = window_length([a, b], self.length)
-        coder = open_coder([a, b], self.tokenizer)
+        coder = open_tokenizer([a, b], self.tokenizer)
         prefix = list(coder.frame("a")[0]) if coder else []  # the tokens that the tokenizer puts before every text
         each = [
             generate(m, -(-windows // 2), length, front=prefix, seed=self.seed, purpose=f"{purpose} {k}", device=device)
@@ -202,7 +202,7 @@ def generate(
         if front:
             ids = torch.tensor([list(front)] * count)
         else:
-            ids = torch.randint(vocabulary(model), (count, 1), generator=rng)
+            ids = torch.randint(vocabulary_size(model), (count, 1), generator=rng)
         next_logits = _next_logits(module, cached=not is_own(model))
         while ids.shape[1] < length:
             # Sampled on the CPU, where a generator gives the same numbers on every machine.

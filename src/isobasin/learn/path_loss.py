@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from isobasin.action import Action
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element
 from isobasin.learn.data import regroup, to_device
 from isobasin.learn.distributed import ProcessGroup, SingleProcess
-from isobasin.normalize import lightest
 from isobasin.path.curve import barrier, grid
-from isobasin.path.mixture import Mixture
-from isobasin.running import logits, module_of, places
+from isobasin.path.evaluation import FlatModel
+from isobasin.runtime import logits, module_of, places
 from isobasin.symmetries import Symmetry
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.normal_form import to_normal_form
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.weights import Weights
 
@@ -45,7 +45,7 @@ class LinearPath:
         cls, a: Weights, b: Weights, part: Symmetry, elements: Mapping[str, Element], device: torch.device
     ) -> "LinearPath":
         """The path from A to B moved by `elements`."""
-        form_a, form_b = (lightest(m, part.coordinates).apply(m) for m in (a, b))
+        form_a, form_b = (to_normal_form(m, part.coordinates).apply(m) for m in (a, b))
         action = Action(b.arch, elements)
         module = module_of(form_a, attention="sdpa").to(device).requires_grad_(False)
         held = places(form_a, module)
@@ -79,7 +79,7 @@ class LinearPath:
             said = torch.func.functional_call(_Logits(self.reference, self.module), mixed, (batch.inputs,))
         return F.cross_entropy(said.float().flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED)
 
-    def vector(self, mixture: Mixture, tensors: Mapping[str, Tensor]) -> Tensor:
+    def vector(self, mixture: FlatModel, tensors: Mapping[str, Tensor]) -> Tensor:
         """These tensors in the layout of a mixture."""
         out = torch.zeros_like(mixture.buffer)
         for name, tensor in tensors.items():
@@ -107,7 +107,7 @@ class HeldOutEvaluator:
     """Measures the barrier of lines from one model, in float32, on the same held-out data each time."""
 
     def __init__(
-        self, mixture: Mixture, start: Tensor, task: Task, n_points: int, processes: ProcessGroup | None = None
+        self, mixture: FlatModel, start: Tensor, task: Task, n_points: int, processes: ProcessGroup | None = None
     ) -> None:
         self._mixture, self._start, self._lambdas = mixture, start, grid(n_points)
         self._processes = processes or SingleProcess()

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from isobasin.groups import Monomial, MonomialGroup
+from isobasin.alignment.problem import overlap
+from isobasin.groups import Monomial, Overlap
+from isobasin.groups.assignment import best_permutation
 from isobasin.learn.distributed import ProcessGroup
-from isobasin.match.assignment import assign as assign_exactly
-from isobasin.match.large_assignment import assign as assign_nearly
-from isobasin.match.overlap import Overlap, overlap
-from isobasin.match.spaces import EXACT_BELOW
 from isobasin.symmetries import Symmetry
 
 ETAS = (0.3, 1.0, 3.0)  # weights of the gradient, relative to the overlap
@@ -28,11 +26,7 @@ class PermutationProposals:
 
     def __init__(self, part: Symmetry, processes: ProcessGroup) -> None:
         self._part, self._processes = part, processes
-        self._groups = {
-            name: group
-            for name, group in part.groups.items()
-            if isinstance(group, MonomialGroup) and group.permute and group.scales != "global"
-        }
+        self._groups = {name: group for name, group in part.groups.items() if part.arch.spaces[name].permutes}
         self._tensors = {name: _tensors_with(part, name) for name in self._groups}
         self._grads: dict[str, Tensor] = {}
 
@@ -69,11 +63,11 @@ class PermutationProposals:
         gradient = overlap(arch, space, grads, moved, names, identity)
         size = eta * _norm(weights) / max(_norm(gradient), 1e-30)
         benefit = {
-            sign: weights.magnitude + sign * weights.turning - size * (gradient.magnitude + sign * gradient.turning)
-            for sign in ((1.0, -1.0) if self._groups[space].scales in ("signs", "nonzero") else (1.0,))
+            sign: weights.permuted + sign * weights.self_dual - size * (gradient.permuted + sign * gradient.self_dual)
+            for sign in ((1.0, -1.0) if arch.spaces[space].signs else (1.0,))
         }
         best = torch.stack(list(benefit.values())).amax(0)
-        index = _assign(best).cpu()
+        index = best_permutation(best).cpu()
         rows = torch.arange(len(index))
         positive = benefit[1.0].cpu()[rows, index] >= best.cpu()[rows, index]
         return Monomial(index, torch.where(positive, 1.0, -1.0).to(torch.float64))
@@ -91,10 +85,4 @@ def _tensors_with(part: Symmetry, space: str) -> tuple[str, ...]:
 
 
 def _norm(found: Overlap) -> float:
-    return float((found.turning + found.magnitude).norm())
-
-
-def _assign(benefit: Tensor) -> Tensor:
-    if len(benefit) <= EXACT_BELOW:
-        return assign_exactly(-benefit)
-    return assign_nearly(benefit, tolerance=1e-6, start=torch.arange(len(benefit))).index
+    return float((found.self_dual + found.permuted).norm())

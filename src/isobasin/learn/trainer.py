@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
+from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.groups import Element
 from isobasin.learn.data import Augment, BatchSampler, seeded_generator
 from isobasin.learn.distributed import ProcessGroup, SingleProcess, average_gradients
 from isobasin.learn.parameters import GroupParameters, compose
 from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
 from isobasin.learn.permutations import PermutationProposals
-from isobasin.learn.resume import NullResumeStore, ResumeStore, State, pack_elements, unpack_elements
 from isobasin.model import Transformer
-from isobasin.path.mixture import Mixture
+from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import Symmetry, symmetry
+from isobasin.symmetries.transform import pack_elements, unpack_elements
 from isobasin.tasks import Batch, Task
 from isobasin.weights import Weights
 
@@ -170,7 +171,7 @@ class Trainer:
         self._part, self._config, self._seed, self._processes = part, config, seed, processes
         self._path = LinearPath.between(a, b, part, start, device)
         self._parameters = GroupParameters(part, device)
-        self._mixture = mixture = Mixture.of(self._path.reference, device)
+        self._mixture = mixture = FlatModel.of(self._path.reference, device)
         first, last = (self._path.vector(mixture, end) for end in (self._path.a, self._path.b))
         self._evaluator = HeldOutEvaluator(mixture, first, held_out, config.check_points, processes)
         self._end_loss = self._evaluator.loss(last)

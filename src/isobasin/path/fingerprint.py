@@ -1,6 +1,6 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.path.provenance import model_hash as model_hash  # noqa: F401
+from isobasin.path.provenance import model_hash as model_hash
 from isobasin.path.provenance import model_provenance as model_facts  # noqa: F401
-from isobasin.path.provenance import provenance as provenance  # noqa: F401
-from isobasin.path.provenance import source_commit as source_commit  # noqa: F401
+from isobasin.path.provenance import provenance as provenance
+from isobasin.path.provenance import source_commit as source_commit

@@ -155,6 +155,26 @@ class Transform:
         return {"family": self.family, "spaces": {name: identity_fields(space) for name, space in self.spaces.items()}}
 
 
+def pack_elements(elements: Mapping[str, Element]) -> dict[str, Any]:
+    """Elements as plain tensors, for a resume file."""
+    return {name: dict(g.tensors()) for name, g in elements.items()}
+
+
+def unpack_elements(state: Mapping[str, Any], part: Symmetry) -> dict[str, Element]:
+    return {name: part.groups[name].element(tensors) for name, tensors in state.items()}
+
+
+def pack_transform(transform: Transform) -> dict[str, Any]:
+    """A transform as plain tensors, for a resume file."""
+    gauge = {name: {"before": v.before, "after": v.after} for name, v in transform.gauge.items()}
+    return {"elements": pack_elements(transform.elements), "gauge": gauge}
+
+
+def unpack_transform(state: dict[str, Any], part: Symmetry) -> Transform:
+    gauge = {name: Value(**v) for name, v in state["gauge"].items()}
+    return Transform(part.arch.family, dict(part.arch.spaces), unpack_elements(state["elements"], part), gauge)
+
+
 class _Changed(Mapping[str, Tensor]):
     """Changed tensors from the views, the others bitwise from the source."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from isobasin.arch import HeadSpace, Space
 from isobasin.arch.architecture import Kind
 from isobasin.errors import TransformError
-from isobasin.files import check_output_file, atomic_write
+from isobasin.files import atomic_write, check_output_file
 from isobasin.symmetries.symmetry import group_of
 from isobasin.symmetries.transform import Transform, Value
 

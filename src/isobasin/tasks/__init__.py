@@ -6,12 +6,11 @@
 """
 
 from isobasin.tasks.images import Images, read_images, scaled
-from isobasin.tasks.loader import open_task
+from isobasin.tasks.loader import open_task, unlabeled
 from isobasin.tasks.source import DataError
 from isobasin.tasks.task import IGNORED, Batch, MetricSums, Task
 from isobasin.tasks.task import MetricSums as Sums  # SHIM-NAME
 from isobasin.tasks.text import Table, read_ids, read_table, read_text
-from isobasin.tasks.loader import unlabeled
 
 __all__ = [
     "IGNORED",

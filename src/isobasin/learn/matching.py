@@ -6,22 +6,21 @@ from typing import Any, Literal
 
 import torch
 
+from isobasin.alignment.align import Matcher, align
+from isobasin.alignment.candidates import AlignOptions, align_by_transform
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
+from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.learn.data import Augment, split_held_out
 from isobasin.learn.distributed import ProcessGroup, SingleProcess
 from isobasin.learn.path_loss import HeldOutEvaluator
-from isobasin.learn.resume import NullResumeStore, ResumeStore, pack_transform, unpack_transform
 from isobasin.learn.trainer import OnProgress, TrainConfig, learn
-from isobasin.match.align import align
-from isobasin.match.align_whole import judged
-from isobasin.match.alignment import Alignment
-from isobasin.match.comparable import check_comparable
-from isobasin.match.matchers import Matcher, WeightMatching
-from isobasin.match.whole import dressed
-from isobasin.path.mixture import Mixture
+from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import SCOPES, Symmetry, symmetry
+from isobasin.symmetries.transform import Transform, pack_transform, unpack_transform
 from isobasin.tasks import Task
-from isobasin.transform import Transform
 from isobasin.weights import Weights
 
 Kept = Literal["naive", "start", "learned"]
@@ -51,9 +50,10 @@ class LearnedMatching(TrainConfig):
 
     `task` is the training data. `held_out` decides which element is kept; without it a tenth of the task is held out
     and not trained on. Training starts from the result of the matcher `init`, by default `WeightMatching`. The fields
-    of `TrainConfig` are keyword arguments as well.
+    of `TrainConfig` are keyword arguments as well. `resume` lets a killed run continue, `processes` share the batches,
+    and `on_step(done, of, barrier)` is called after each step.
 
-    >>> found = LearnedMatching(task, steps=200).align(b, to=a)  # doctest: +SKIP
+    >>> found = align(b, to=a, matcher=LearnedMatching(task, steps=200))  # doctest: +SKIP
     >>> moved = found.transform.apply(b)  # doctest: +SKIP
     """
 
@@ -65,6 +65,9 @@ class LearnedMatching(TrainConfig):
     check_every: int = 50
     augment: Augment | None = None
     seed: int = 0
+    resume: ResumeStore | None = field(default=None, repr=False, compare=False)
+    processes: ProcessGroup | None = field(default=None, repr=False, compare=False)
+    on_step: OnProgress | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
@@ -74,28 +77,21 @@ class LearnedMatching(TrainConfig):
         """Every setting that the result depends on, apart from the data, as plain data."""
         return _cache_key(self, self.scope, self.init, self.seed)
 
-    def align(
-        self,
-        b: Weights,
-        *,
-        to: Weights,
-        dtype: str = "auto",
-        device: torch.device | None = None,
-        verify: bool = True,
-        on_progress: OnProgress | None = None,
-        resume: ResumeStore | None = None,
-        processes: ProcessGroup | None = None,
-    ) -> LearnedAlignment:
+    @property
+    def fixed_basis(self) -> bool:
+        return False
+
+    def prepared(self, a: Weights, b: Weights) -> "LearnedMatching":
+        return self
+
+    def align(self, b: Weights, a: Weights, options: AlignOptions) -> LearnedAlignment:
         """Move B within its symmetries to where the path from A is low.
 
-        On held-out data the result is never worse than B as it is, nor than the starting point. `resume` lets a killed
-        run continue; `processes` share the batches.
+        On held-out data the result is never worse than B as it is, nor than the starting point.
         """
-        check_comparable(to, b)
-        device = device or torch.device("cpu")
-        resume, processes = resume or NullResumeStore(), processes or SingleProcess()
+        device, resume, processes = options.device, self.resume or NullResumeStore(), self.processes or SingleProcess()
         task, held_out = (self.task, self.held_out) if self.held_out is not None else split_held_out(self.task)
-        part, mixture = symmetry(b.arch).scoped(self.scope), Mixture.of(to, device)
+        part, mixture = symmetry(b.arch).scoped(self.scope), FlatModel.of(to, device)
         evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), held_out, self.check_points, processes)
 
         def measured(name: Kept, transform: Transform) -> _Candidate:
@@ -104,10 +100,10 @@ class LearnedMatching(TrainConfig):
 
         init = self.init or WeightMatching(scope=self.scope)
         naive = measured("naive", Transform(b.arch.family, dict(b.arch.spaces)))
-        start = measured("start", _start(b, to, part, init, resume, device))
+        start = measured("start", _start(b, a, part, init, resume, device))
         first = _best([naive, start]).transform.elements
         learned = learn(
-            to,
+            a,
             b,
             {name: first.get(name, group.identity()) for name, group in part.groups.items()},
             task,
@@ -117,16 +113,17 @@ class LearnedMatching(TrainConfig):
             seed=self.seed,
             device=device,
             augment=self.augment,
-            on_progress=on_progress,
+            on_progress=self.on_step,
             resume=resume,
             processes=processes,
         )
         # `dressed` gives A's values of the free coordinates, but would also set the unit scales to the nearest to A's.
-        transform = replace(dressed(to, b, part, learned.elements, device), elements=dict(learned.elements))
+        transform = replace(
+            with_reference_gauge(to, b, part, learned.elements, device), elements=dict(learned.elements)
+        )
         candidates = [naive, start, measured("learned", transform)]
         best = _best(candidates)
-        dtypes = replace(b, exact=False).output_dtypes(dtype)
-        found = judged(to, b, part, best.transform, None, dtypes, device=device, verify=verify, closer=False)
+        found = align_by_transform(b, a, self.scope, best.transform, options)
         return LearnedAlignment(
             **(vars(found) | {"history": tuple(height for _, height in learned.history)}),
             held_out={candidate.name: candidate.barrier for candidate in candidates},
@@ -176,46 +173,3 @@ def _best(candidates: Sequence[_Candidate]) -> _Candidate:
     level = [candidate for candidate in candidates if candidate.barrier == lowest]
     mean = min(candidate.mean for candidate in level)
     return next(candidate for candidate in level if candidate.mean <= mean + ROUNDING * mean)
-
-
-# For callers that pass the task apart from the matcher. Remove it when they build `LearnedMatching(task)`.
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedMatchingSettings:
-    """The settings of `LearnedMatching` without its task."""
-
-    scope: str = "model"
-    start: Matcher | None = None
-    lessons: TrainConfig = field(default_factory=TrainConfig)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check_scope(self.scope, self.start)
-
-    def question(self) -> dict[str, Any]:
-        return _cache_key(self.lessons, self.scope, self.start, self.seed)
-
-
-def align_learned(
-    b: Weights,
-    *,
-    to: Weights,
-    matcher: LearnedMatchingSettings,
-    task: Task,
-    held_out: Task | None = None,
-    dtype: str = "auto",
-    device: torch.device | None = None,
-    verify: bool = True,
-    augment: Augment | None = None,
-    watch: OnProgress | None = None,
-    record: ResumeStore | None = None,
-    team: ProcessGroup | None = None,
-) -> LearnedAlignment:
-    """`LearnedMatching(task, …).align(b, to=to, …)`."""
-    settings: dict[str, Any] = vars(matcher) | vars(matcher.lessons) | {"init": matcher.start, "augment": augment}
-    del settings["start"], settings["lessons"]
-    whole = LearnedMatching(task, held_out, **settings)
-    return whole.align(
-        b, to=to, dtype=dtype, device=device, verify=verify, on_progress=watch, resume=record, processes=team
-    )
