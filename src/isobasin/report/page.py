@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -228,13 +229,10 @@ def _chart_data(pair: PairResult) -> dict[str, Any]:
 
 def _numbers(pair: PairResult) -> Html:
     heads = ("", f"{pair.a.letter} (λ = 0)", "middle", f"{pair.b.letter} (λ = 1)", "barrier", "at λ")
-    rows, last = [], ""
-    for row in summary.table_rows(pair):
-        if row.metric != last:
-            name = element("th", text.metric_title(row.metric), colspan=len(heads), scope="rowgroup")
-            rows.append(element("tr", name, class_="group"))
-            last = row.metric
-        rows.append(_number_row(row))
+    rows = []
+    for metric, found in groupby(summary.table_rows(pair), key=lambda row: row.metric):
+        name = element("th", text.metric_title(metric), colspan=len(heads), scope="rowgroup")
+        rows += [element("tr", name, class_="group"), *map(_number_row, found)]
     return _block("Numbers", _table("Ends, middle and barrier, naive against aligned", heads, rows, "numbers"))
 
 

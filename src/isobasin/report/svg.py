@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from isobasin.report import text
 from isobasin.report.result import LossPlane, Values
@@ -176,7 +177,7 @@ _PLANE_WIDTH, _CELLS = 480.0, 160
 
 def band_of(value: float, levels: tuple[float, ...]) -> int:
     """The index of the band that holds a loss; the last band takes everything above."""
-    return max(0, min(sum(value >= level for level in levels) - 1, len(levels) - 2))
+    return max(0, min(bisect_right(levels, value) - 1, len(levels) - 2))
 
 
 def interpolate(plane: LossPlane, n: int) -> list[list[Number]]:
@@ -261,16 +262,13 @@ def _band_paths(plane: LossPlane, levels: tuple[float, ...], height: float) -> l
     step, rise = _PLANE_WIDTH / _CELLS, height / _CELLS
     runs: dict[int, list[str]] = {}
     for i, row in enumerate(interpolate(plane, _CELLS)):
-        found = [None if value is None else band_of(value, levels) for value in row]
         start = 0
-        for j in range(1, _CELLS + 1):
-            if j < _CELLS and found[j] == found[start]:
-                continue
-            band = found[start]
+        for band, run in groupby(None if value is None else band_of(value, levels) for value in row):
+            n = len(list(run))
             if band is not None:
                 corner = f"M{start * step:.4g},{height - (i + 1) * rise:.4g}"
-                runs.setdefault(band, []).append(f"{corner}h{(j - start) * step:.4g}v{rise:.4g}H{start * step:.4g}z")
-            start = j
+                runs.setdefault(band, []).append(f"{corner}h{n * step:.4g}v{rise:.4g}H{start * step:.4g}z")
+            start += n
     return [
         element("path", d="".join(pieces), fill=colour(band), stroke=colour(band), stroke_width=0.8)
         for band, pieces in sorted(runs.items())
