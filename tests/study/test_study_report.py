@@ -170,7 +170,7 @@ def test_a_cell_without_a_naive_barrier_has_no_share_and_spoils_no_mean(tmp_path
     made.cell(dataset="imdb", model="bert", naive=0.0, shares=shares)
     study = read_study(made.close())
     assert scores(study.cells[1])["weights"].share is None
-    said = "Mean over 1 cell with the first attention drawn anew (1 more has no naive barrier): none 80"
+    said = "Mean over 1 cell with a re-initialised first attention (1 more has no naive barrier): none 80"
     assert said in render(study)
 
 
@@ -193,7 +193,7 @@ def test_rows_of_the_ablations(tmp_path: Path) -> None:
     assert stage2_cells(read_study(made.close()).cells) == [], "nor have whole models"
     assert found[0][1]["full"].half == pytest.approx(_half_way(found[0][0], "weights"))
     text = render(study)
-    assert "Mean over 4 cells with the first attention drawn anew: none 75" in text
+    assert "Mean over 4 cells with a re-initialised first attention: none 75" in text
     assert list(distance_cells(study.cells)[0][1]) == ["complete", "cosine"]
     facing = facing_cells(study.cells)
     assert [(f.absolute.about["positions"], f.rotary.about["positions"]) for f in facing] == [

@@ -74,9 +74,6 @@ _CLIP = re.compile(rb'(?<=id=")p[0-9a-f]{10}(?=")|(?<=url\(#)p[0-9a-f]{10}(?=\))
 _LONG_DECIMAL = re.compile(rb"\b[1-9]\d*\.\d{4,}\b")
 
 
-# What all figures share.
-
-
 def save_figure(paths: Sequence[Path], size: Size, draw: Draw, *, dpi: int = 200) -> list[Path]:
     """Draw once on a new figure and write it to each path, by the ending of its name; older files are replaced.
 
@@ -245,9 +242,6 @@ def _no_part(pair: str | None, part: str) -> IsobasinError:
     return IsobasinError(f"pair {text.clean(pair or 'A-B')}: the result has no {part}")
 
 
-# The curve along the path.
-
-
 def plot_path(result: Source, out: str | Path, *, metric: str = "loss") -> Path:
     """Write the curve of a metric, and of accuracy beside it where it was measured; one column for each pair.
 
@@ -372,9 +366,6 @@ def _label_place(pair: PairResult, name: str, metric: str, lam: float) -> tuple[
     return (0.1, (6, 0), left) if lam < 0.65 else (0.2, (-6, 0), right)
 
 
-# The share of the barrier in each component.
-
-
 def plot_explain(result: Source, out: str | Path, *, pair: str | None = None) -> Path:
     """Write bars: by how much the barrier falls when a component's outputs are mixed instead of its weights."""
     found = read_result(result)
@@ -401,9 +392,6 @@ def plot_explain(result: Source, out: str | Path, *, pair: str | None = None) ->
         add_caption(figure, title, between, how_aligned(chosen), _measured_on(found))
 
     return save_figure([Path(out)], (7.0, 1.5 + 0.42 * len(names)), draw)[0]
-
-
-# Heat maps: layer × space, layer × layer.
 
 
 def plot_layers(result: Source, out: str | Path, *, pair: str | None = None) -> Path:
@@ -455,9 +443,6 @@ def plot_similarity(facts: Mapping[str, Any], out: str | Path, *, names: tuple[s
 
     size = min(max(4.9, 2.3 + 0.5 * wide), 15.0), min(max(2.6, 1.5 + 0.36 * tall), 15.0)
     return save_figure([Path(out)], size, draw)[0]
-
-
-# The loss plane.
 
 
 def plot_plane(result: Source, out: str | Path, *, pair: str | None = None) -> Path:

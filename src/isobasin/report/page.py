@@ -301,26 +301,25 @@ def _plane(pair: PairResult) -> Html | None:
 
 
 def _exactness(pair: PairResult) -> Html | None:
-    found = summary.exactness(pair)
-    if found is None:
+    sentence, epsilon = summary.exactness(pair), summary.epsilon_of(pair.b)
+    if pair.alignment is None or sentence is None:
         return None
-    sentence = element("p", found.sentence)
-    if not found.layers:
-        return _block("Exactness", sentence)
-    values = [layer.output_change or 0.0 for layer in found.layers]
-    low, high = svg.log_range([*values, *([found.epsilon] if found.epsilon else [])])
+    changes = [(layer, layer.output_change) for layer in pair.alignment.layers if layer.output_change is not None]
+    if not changes:
+        return _block("Exactness", element("p", sentence))
+    low, high = svg.log_range([change for _, change in changes] + ([epsilon] if epsilon else []))
     rows = [
         _row(
             f"{summary.layer_name(layer.layer)}, {short(layer.space, 20)}",
-            element("td", text.number(value, 2)),
-            element("td", svg.log_strip(value, found.epsilon, low, high)),
+            element("td", text.number(change, 2)),
+            element("td", svg.log_strip(change, epsilon, low, high)),
         )
-        for layer, value in zip(found.layers, values)
+        for layer, change in changes
     ]
     caption = f"Largest relative change of a layer's outputs, on a logarithmic scale from 1e{low} to 1e{high}"
-    if found.epsilon:
-        caption += f"; the thin line is the step of {found.dtype}, {text.number(found.epsilon, 2)}"
-    return _block("Exactness", sentence, _table(caption, ("", "change", ""), rows, "exactness"))
+    if epsilon:
+        caption += f"; the thin line is the step of {pair.b.details['dtype']}, {text.number(epsilon, 2)}"
+    return _block("Exactness", element("p", sentence), _table(caption, ("", "change", ""), rows, "exactness"))
 
 
 # Provenance: models, task, versions and the command. Unknown keys are shown too.

@@ -208,7 +208,7 @@ def _stage2(study: Study) -> Iterator[Drawing]:
     groups = {
         stage: (_STAGE_COLOURS[stage], [by_name[stage].share for _, by_name in found]) for stage in STAGES.values()
     }
-    names = [f"{title(cell)}\n{_scope_and_size(cell)}" for cell, _ in found]
+    names = [f"{title(cell)}\n{scope_and_size(cell)}" for cell, _ in found]
     about = "none: heads paired, nothing else; mean barrier over mean naive barrier"
     if found:
         yield _share_bars("stage2", 0.78, names, groups, "What Stage 2 leaves of the naive barrier", about)
@@ -222,7 +222,7 @@ def _positions(study: Study) -> Iterator[Drawing]:
         kind: (colour, [scores(cells[i])["weights"].share for cells in both])
         for i, (kind, colour) in enumerate((("absolute", figures.YELLOW), ("RoPE", figures.BLUE)))
     }
-    names = [f"{model_name(cell)} on {data_name(cell)}\n{_scope_and_size(cell)}" for cell, _ in both]
+    names = [f"{model_name(cell)} on {data_name(cell)}\n{scope_and_size(cell)}" for cell, _ in both]
     about = "share of the naive barrier that matcher weights leaves"
     if both:
         yield _share_bars("positions", 0.66, names, groups, "Absolute against rotary positions", about)
@@ -285,5 +285,5 @@ def _scope(cell: CellResult) -> str:
     return SCOPE_TITLES.get(scope, scope)
 
 
-def _scope_and_size(cell: CellResult) -> str:
+def scope_and_size(cell: CellResult) -> str:
     return f"{cell.about.get('scope')}, {size_name(cell)}"

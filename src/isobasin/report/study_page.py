@@ -7,7 +7,7 @@ from isobasin.errors import IsobasinError
 from isobasin.files import check_place, write_text
 from isobasin.report import text
 from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch
-from isobasin.report.study_figures import main_labels, matcher_of, sweep_labels, write_figures
+from isobasin.report.study_figures import main_labels, matcher_of, scope_and_size, sweep_labels, write_figures
 from isobasin.report.summary import RULE
 from isobasin.report.svg import Range, Series, bar, panel, value_range
 from isobasin.report.text import Child, Html, concat, element
@@ -121,8 +121,7 @@ def _row(name: Child, *cells: Child, kind: str | None = None) -> Html:
 
 
 def _cell_name(cell: CellResult, *, scope: bool = True) -> Html:
-    words = f"{cell.about.get('scope')}, {size_name(cell)}" if scope else size_name(cell)
-    return concat([title(cell), element("small", words)])
+    return concat([title(cell), element("small", scope_and_size(cell) if scope else size_name(cell))])
 
 
 def _intro(study: Study) -> Html:
@@ -144,9 +143,6 @@ def _intro(study: Study) -> Html:
         element("p", f"Rule: {RULE}. Both numbers are always given.", class_="rule"),
         class_="verdict",
     )
-
-
-# The main table of each scope.
 
 
 def _scope_sections(study: Study, anchors: dict[int, str]) -> list[tuple[str, str, Html | None]]:
@@ -220,8 +216,7 @@ def _positions_section(study: Study) -> Html | None:
 
 def _facing_row(each: Facing, labels: Sequence[str]) -> Html:
     cell, sides = each.absolute, (scores(each.absolute), scores(each.rotary))
-    words = element("small", f"{cell.about.get('scope')}, {size_name(cell)}")
-    name = concat([f"{model_name(cell)} on {data_name(cell)}", words])
+    name = concat([f"{model_name(cell)} on {data_name(cell)}", element("small", scope_and_size(cell))])
     naive = [text.metric("loss", side[NAIVE].mean) for side in sides]
     shares = [text.percent(side[label].share) if label in side else text.MISSING for label in labels for side in sides]
     return _row(name, str(cell.about.get("positions")), *naive, *shares)
@@ -256,7 +251,7 @@ def _stage2_section(study: Study) -> Html | None:
         return None
     names = list(STAGES.values())
     caption = "Naive barrier in nats, and the share of it that is left without Stage 2, with rotations alone, in full"
-    middle = "Mean loss half-way: it orders the three also where none of them leaves a barrier"
+    middle = "Mean loss at the midpoint: it orders the three also where none of them leaves a barrier"
     paper = "The paper gives 62–91 %, 10–16 % and 7–12 % (first layer replaced)."
     tables = (_share_table(caption, found, names), _midpoint_table(middle, found, names))
     return _section("Stage 2: inside the heads", "stage2", element("p", _stage2_mean(found), f" {paper}"), *tables)
@@ -267,13 +262,13 @@ def _stage2_mean(found: Scored) -> str:
     first = [by_name for cell, by_name in found if cell.about.get("scope") == "first-attention"]
     rising = [by_name for by_name in first if by_name["full"].naive_mean]
     if not rising:
-        return "No cell with the first attention drawn anew has a naive barrier."
+        return "No cell with a re-initialised first attention has a naive barrier."
     means = {name: mean([by_name[name].share for by_name in rising]) for name in STAGES.values()}
     words = ", ".join(f"{name} {text.percent(value)}" for name, value in means.items())
     flat = len(first) - len(rising)
     rest = f" ({flat} more {'has' if flat == 1 else 'have'} no naive barrier)" if flat else ""
     cells = f"{len(rising)} cell{'' if len(rising) == 1 else 's'}"
-    return f"Mean over {cells} with the first attention drawn anew{rest}: {words}."
+    return f"Mean over {cells} with a re-initialised first attention{rest}: {words}."
 
 
 def _heads_section(study: Study) -> Html | None:
@@ -281,7 +276,7 @@ def _heads_section(study: Study) -> Html | None:
     distances = distance_cells(study.cells)
     if not cells and not distances:
         return None
-    words = "L̂ = 100 (L of the chosen − L of the best) / (L naive − L of the best), L the loss half-way."
+    words = "L̂ = 100 (L of the chosen − L of the best) / (L naive − L of the best), L the loss at the midpoint."
     parts: list[Html] = []
     if cells:
         parts = [element("p", words), _rank_table(cells), *map(_permutations, cells[:MAX_PERMUTATION_FIGURES])]
@@ -304,7 +299,7 @@ def _rank_table(cells: Sequence[CellResult]) -> Html:
         best = mean([min((x for x in each["loss"] if x is not None), default=None) for each in found])
         losses = (text.metric("loss", value) for value in (naive, chosen, best))
         rows.append(_row(_cell_name(cell), f"{ranks} of {len(found[0]['permutations'])}", hats, *losses))
-    caption = "The chosen permutation among all that were measured: rank and L̂ by pair, mean losses half-way"
+    caption = "The chosen permutation among all that were measured: rank and L̂ by pair, mean losses at the midpoint"
     return _table(caption, ("cell", "rank", "L̂", NAIVE, "chosen", "best"), rows)
 
 
@@ -353,9 +348,9 @@ def _layers_section(study: Study) -> Html | None:
     """The loss after the attention of one layer was re-initialised."""
     cells = _with_ablation(study, "layers")
     rows = [row for cell in cells for found in ablation(cell, "layers") for row in _layer_rows(cell, found)]
-    caption = "Loss after the attention of one layer alone was drawn anew (mean over draws); the bar is its rise"
-    table = _table(caption, ("cell", "layer", "trained", "drawn anew", "rise"), rows, "layers")
-    return _section("One layer's attention drawn anew", "layers", table) if cells else None
+    caption = "Loss after the attention of one layer alone was re-initialised (mean over draws); the bar is its rise"
+    table = _table(caption, ("cell", "layer", "trained", "re-initialised", "rise"), rows, "layers")
+    return _section("One layer's attention re-initialised", "layers", table) if cells else None
 
 
 def _layer_rows(cell: CellResult, found: Facts) -> list[Html]:
@@ -374,9 +369,9 @@ def _control_section(study: Study) -> Html | None:
         return None
     words = (
         "A model is compared with itself after Q and K of every head were changed. Inside the group (a complex number "
-        "per rotary pair under RoPE, any invertible matrix without it) outputs stay, and alignment takes the change "
-        "back. Outside it (any invertible matrix under RoPE, which leaves QKᵀ as it is; the queries alone without) the "
-        "function is another one, and alignment can not take the rise of the loss away."
+        "per rotary pair under RoPE, any invertible matrix without it) outputs stay, and alignment reverts the change. "
+        "Outside it (any invertible matrix under RoPE, which leaves QKᵀ as it is; the queries alone without) the "
+        "function is another one, and alignment can not remove the rise of the loss."
     )
     heads = ("cell", "change", "outputs moved", "rise, naive", "rise, aligned", "distance")
     caption = (
@@ -399,9 +394,6 @@ def _control_row(cell: CellResult, side: str, found: Facts) -> Html:
     distance = f"{text.number(before, 3)} → {text.number(after, 2)}"
     moved = text.number(max(found["function_change"]), 2)
     return _row(_cell_name(cell, scope=False), f"{side}: {found['element'][0]}", moved, *rises, distance)
-
-
-# Curves.
 
 
 def _sweeps_section(study: Study) -> Html | None:
@@ -462,9 +454,6 @@ def _pair_panel(pair: Measured, labels: Sequence[str], metric: str, y: Range) ->
         percent=metric == "accuracy",
     )  # fmt: skip
     return element("div", drawn, element("p", f"barriers: {shown}", class_="numbers-below"))
-
-
-# Models and runs.
 
 
 def _models_section(study: Study) -> Html:

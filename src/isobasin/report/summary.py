@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 from isobasin.report import text
-from isobasin.report.result import METRICS, BarrierPoint, LayerChange, LossPlane, PairResult
+from isobasin.report.result import METRICS, BarrierPoint, LayerChange, LossPlane, ModelInfo, PairResult
 from isobasin.report.text import Number, short
 
 CONNECTED_SHARE = 0.05  # of the naive barrier
@@ -145,32 +145,22 @@ def layer_name(layer: int | None) -> str:
     return "whole model" if layer is None else f"layer {layer}"
 
 
-@dataclass(frozen=True)
-class Exactness:
-    """How far alignment moved the outputs of B, and the epsilon of its floating-point type."""
-
-    sentence: str
-    epsilon: Number
-    dtype: str
-    layers: tuple[LayerChange, ...]
+def epsilon_of(model: ModelInfo) -> Number:
+    """The epsilon of the model's floating-point type, if that is known."""
+    return EPSILON.get(str(model.details.get("dtype")))
 
 
-def exactness(pair: PairResult) -> Exactness | None:
-    """Whether aligned B is still the same function; None where nothing was aligned."""
+def exactness(pair: PairResult) -> str | None:
+    """Whether aligned B is still the same function, as a sentence; None where nothing was aligned."""
     if pair.alignment is None:
         return None
-    dtype = str(pair.b.details.get("dtype") or "")
-    epsilon = EPSILON.get(dtype)
     change, b = pair.alignment.output_change, pair.b.letter
-    moved = text.number(change, 2)
     if change is None:
-        sentence = f"Whether {b} aligned computes the same function as {b} was not measured."
-    elif change <= max(EXACT, 10 * (epsilon or 0.0)):
-        sentence = f"{b} aligned computes the same function as {b}: outputs moved by at most {moved}."
-    else:
-        sentence = f"Outputs of {b} aligned differ from those of {b} by up to {moved}, more than rounding does."
-    layers = tuple(layer for layer in pair.alignment.layers if layer.output_change is not None)
-    return Exactness(sentence, epsilon, short(dtype, 16), layers)
+        return f"Whether {b} aligned computes the same function as {b} was not measured."
+    moved = text.number(change, 2)
+    if change <= max(EXACT, 10 * (epsilon_of(pair.b) or 0.0)):
+        return f"{b} aligned computes the same function as {b}: outputs moved by at most {moved}."
+    return f"Outputs of {b} aligned differ from those of {b} by up to {moved}, more than rounding does."
 
 
 def components(pair: PairResult) -> list[str]:
