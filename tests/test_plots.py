@@ -7,10 +7,10 @@ import matplotlib
 import pytest
 
 from isobasin.errors import IsobasinError
-from isobasin.plots import plot_explain, plot_layers, plot_path, plot_plane
-from isobasin.report.levels import N_BANDS, band_of, bands, refined
-from isobasin.report.reading import read_result
-from isobasin.report.result import Plane
+from isobasin.report.figures import plot_explain, plot_layers, plot_path, plot_plane
+from isobasin.report.result import LossPlane, read_result
+from isobasin.report.summary import N_BANDS, bands
+from isobasin.report.svg import band_of, interpolate
 from path_documents import Document, document, minimal, with_hole
 
 PLOTS = [plot_path, plot_explain, plot_plane, plot_layers]
@@ -21,11 +21,11 @@ ODD = "$x_1$ <script>&\u202e\x00 模型 " + "n" * 300
 @pytest.fixture
 def as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """SVG keeps words as words, so that a test can read them."""
-    monkeypatch.setattr("isobasin.plots.canvas._STYLE", {**_style(), "svg.fonttype": "none"})
+    monkeypatch.setattr("isobasin.report.figures._STYLE", {**_style(), "svg.fonttype": "none"})
 
 
 def _style() -> Document:
-    from isobasin.plots.canvas import _STYLE
+    from isobasin.report.figures import _STYLE
 
     return dict(_STYLE)
 
@@ -117,13 +117,13 @@ def test_all_empty_and_constant_planes_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_plane_with_holes_has_bands_that_hold_its_losses() -> None:
-    plane = Plane((0.0, 1.0, 2.0), (0.0, 1.0), ((0.0, 1.0, None), (2.0, 3.0, 4.0)), {})
+    plane = LossPlane((0.0, 1.0, 2.0), (0.0, 1.0), ((0.0, 1.0, None), (2.0, 3.0, 4.0)), {})
     levels = bands(plane)
     assert levels is not None
     assert len(levels) == N_BANDS + 1
     assert (band_of(0.0, levels), band_of(100.0, levels)) == (0, N_BANDS - 1)
     assert 5 * (levels[1] - levels[0]) < levels[-1] - levels[-2], "dense where the loss is low"
-    fine = refined(plane, 4)
+    fine = interpolate(plane, 4)
     assert fine[0][0] == pytest.approx(0.875 * 0.25 + 0.125 * 2.25)  # at x = 0.25, y = 0.125
     assert fine[0][3] is None, "beside the hole"
 

@@ -296,8 +296,8 @@ def test_the_same_name_runs_where_it_is_not_escaped(browser: Any, tmp_path: Path
 
 
 def test_a_broken_script_is_noticed(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = page._asset
-    monkeypatch.setattr(page, "_asset", lambda name: whole(name).replace("theme(document", "missing(document"))
+    whole = page.asset
+    monkeypatch.setattr(page, "asset", lambda name: whole(name).replace("theme(document", "missing(document"))
     show(browser, tmp_path, document())
     assert any("missing is not defined" in message for message in complaints(browser))
     assert count(browser, "figure.curve svg") == 0

@@ -11,10 +11,10 @@ import pytest
 from study_documents import MATCHERS, Written, full_study
 
 from isobasin.errors import IsobasinError
-from isobasin.report.wording import NBSP
-from isobasin.study.figures import slugs, write_figures
-from isobasin.study.page import render, write_study_report
-from isobasin.study.page_charts import Series, panel, steps, value_range
+from isobasin.report.study_figures import file_names, write_figures
+from isobasin.report.study_page import render, write_study_report
+from isobasin.report.svg import Series, panel, ticks, value_range
+from isobasin.report.text import NBSP
 from isobasin.study.results import Study, read_study
 from isobasin.study.tables import distance_cells, facing_cells, scores, size_name, stage2_cells, summary_row, sweeps
 
@@ -170,7 +170,7 @@ def test_a_cell_without_a_naive_barrier_has_no_share_and_spoils_no_mean(tmp_path
     made.cell(dataset="imdb", model="bert", naive=0.0, shares=shares)
     study = read_study(made.close())
     assert scores(study.cells[1])["weights"].share is None
-    said = "Mean over 1 cell with the first attention drawn anew (1 more has no naive barrier): none 80"
+    said = "Mean over 1 cell with a re-initialised first attention (1 more has no naive barrier): none 80"
     assert said in render(study)
 
 
@@ -180,7 +180,7 @@ def test_a_frozen_rest_is_named(tmp_path: Path) -> None:
     made.cell(frozen=True)
     study = read_study(made.close())
     assert [size_name(cell).endswith("rest frozen") for cell in study.cells] == [False, True]
-    assert [name.endswith("-frozen") for name in slugs(study.cells)] == [False, True]
+    assert [name.endswith("-frozen") for name in file_names(study.cells)] == [False, True]
 
 
 def test_rows_of_the_ablations(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_rows_of_the_ablations(tmp_path: Path) -> None:
     assert stage2_cells(read_study(made.close()).cells) == [], "nor have whole models"
     assert found[0][1]["full"].half == pytest.approx(_half_way(found[0][0], "weights"))
     text = render(study)
-    assert "Mean over 4 cells with the first attention drawn anew: none 75" in text
+    assert "Mean over 4 cells with a re-initialised first attention: none 75" in text
     assert list(distance_cells(study.cells)[0][1]) == ["complete", "cosine"]
     facing = facing_cells(study.cells)
     assert [(f.absolute.about["positions"], f.rotary.about["positions"]) for f in facing] == [
@@ -212,7 +212,7 @@ def test_cells_that_differ_in_training_do_not_face_each_other(tmp_path: Path) ->
     assert facing_cells(study.cells) == []
     (sweep,) = sweeps(study.cells)
     assert (sweep.what, [number for number, _ in sweep.cells]) == ("steps", [1000, 3000])
-    assert slugs(study.cells)[2] == f"{slugs(study.cells)[0]}-v2"
+    assert file_names(study.cells)[2] == f"{file_names(study.cells)[0]}-v2"
 
 
 def test_a_sweep_over_training_time_varies_nothing_else(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_scales_hold_all_values_and_round_steps() -> None:
     assert low < 0.2 < 0.9 < high
     assert value_range([[None]]) == (-0.07, 1.07)
     assert value_range([[2.0, 2.0]]) == (1.9, 2.1)
-    assert steps(-0.05, 1.0) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+    assert ticks(-0.05, 1.0) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
 
 
 def test_hostile_words_stay_words(tmp_path: Path) -> None:

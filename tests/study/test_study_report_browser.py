@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from study_documents import Written, full_study
 
-from isobasin.study.page import render, write_study_report
+from isobasin.report.study_page import render, write_study_report
 from isobasin.study.results import read_study
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")

@@ -1,8 +1,6 @@
-"""Figures for papers, from a path.json: PNG, SVG or PDF by the ending of the name. matplotlib is imported on use."""
-
-from isobasin.plots.curves import plot_path
-from isobasin.plots.explanation import plot_explain
-from isobasin.plots.heat import plot_layers
-from isobasin.plots.plane import plot_plane
-
-__all__ = ["plot_explain", "plot_layers", "plot_path", "plot_plane"]
+# SHIM
+# mypy: implicit-reexport
+from isobasin.report.figures import plot_explain as plot_explain  # noqa: F401
+from isobasin.report.figures import plot_layers as plot_layers  # noqa: F401
+from isobasin.report.figures import plot_path as plot_path  # noqa: F401
+from isobasin.report.figures import plot_plane as plot_plane  # noqa: F401

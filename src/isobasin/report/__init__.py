@@ -1,7 +1,7 @@
-"""The report: one self-contained page from path.json files, and the facts it states."""
+"""Figures and self-contained HTML pages from result files."""
 
-from isobasin.report.facts import Verdict, table_rows, verdict
 from isobasin.report.page import write_report
-from isobasin.report.reading import read_result
+from isobasin.report.result import read_result
+from isobasin.report.summary import PathVerdict, table_rows, verdict
 
-__all__ = ["Verdict", "read_result", "table_rows", "verdict", "write_report"]
+__all__ = ["PathVerdict", "read_result", "table_rows", "verdict", "write_report"]

@@ -1,23 +1,38 @@
-"""What a path.json holds, checked: frozen values that figures, tables and pages are made from."""
+"""Reads and validates path.json: an untrusted document becomes a frozen `PathResult`, or a one-line error.
 
+Absent parts stay absent. A malformed part is an error that names its place in the document.
+"""
+
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+from isobasin.errors import IsobasinError
+from isobasin.report.text import Number, clean
+
+SCHEMA = 1
 METRICS = ("loss", "accuracy", "perplexity", "bits_per_byte")
 PATHS = ("naive", "aligned")
+WORSE = {"loss": 1.0, "accuracy": -1.0}  # metrics that have a barrier, and the direction in which they get worse
+MAX_BYTES = 50_000_000
+MAX_ABS = 1e30  # a larger number counts as not finite: differences of such numbers could overflow in a figure
+MAX_ITEMS = 10_001  # points of a curve, rows of a plane, layers
+_MAX_DEPTH = 20
 
-Number = float | None  # None: not finite, or not there
 Values = tuple[Number, ...]
 
 
 @dataclass(frozen=True)
-class Model:
-    """One end of a path. `letter` is its place (A, B, C), `name` what its owner calls it."""
+class ModelInfo:
+    """One end of a path: its letter (A, B, C), its name, and what the file says about it."""
 
     letter: str
     name: str
-    facts: Mapping[str, Any]
+    details: Mapping[str, Any]
 
     @property
     def label(self) -> str:
@@ -25,24 +40,24 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Barrier:
-    """How far a curve rises above the straight line between its ends (accuracy: falls below), and where."""
+class BarrierPoint:
+    """The largest rise of a curve above the straight line between its ends (accuracy: fall below), and its λ."""
 
     height: Number
     lam: Number
 
 
 @dataclass(frozen=True)
-class Line:
+class PathCurves:
     """One path, naive or aligned: values of each metric at each λ, and the barriers of loss and accuracy."""
 
     curves: Mapping[str, Values]
-    barriers: Mapping[str, Barrier]
+    barriers: Mapping[str, BarrierPoint]
 
-    def barrier(self, metric: str) -> Barrier:
-        return self.barriers.get(metric, Barrier(None, None))
+    def barrier(self, metric: str) -> BarrierPoint:
+        return self.barriers.get(metric, BarrierPoint(None, None))
 
-    def holes(self, lambdas: tuple[float, ...], metric: str) -> tuple[float, ...]:
+    def not_finite(self, lambdas: tuple[float, ...], metric: str) -> tuple[float, ...]:
         """Each λ at which the metric was not finite."""
         return tuple(lam for lam, value in zip(lambdas, self.curves.get(metric, ())) if value is None)
 
@@ -66,7 +81,9 @@ class LayerChange:
 
 
 @dataclass(frozen=True)
-class Alignment:
+class AlignmentSummary:
+    """How B was aligned to A, and what that changed."""
+
     scope: str
     matcher: str
     stage2: str
@@ -77,16 +94,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class Share:
-    """How much of the barrier is gone when the outputs of a component are mixed instead of its weights."""
-
-    name: str
-    barrier: Number
-    share: Number
-
-
-@dataclass(frozen=True)
-class Plane:
+class LossPlane:
     """Loss on a plane through A, B and aligned B; one row of `loss` for each y."""
 
     x: tuple[float, ...]
@@ -96,33 +104,313 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairResult:
     """Two models and the paths between them: λ = 0 is `a`, λ = 1 is `b`."""
 
     key: str
-    a: Model
-    b: Model
+    a: ModelInfo
+    b: ModelInfo
     lambdas: tuple[float, ...]
-    lines: Mapping[str, Line]
-    alignment: Alignment | None
-    explain: Mapping[str, tuple[Share, ...]]
-    plane: Plane | None
+    paths: Mapping[str, PathCurves]
+    alignment: AlignmentSummary | None
+    explain: Mapping[str, Mapping[str, Number]]  # by path: the share of the barrier that each component carries
+    plane: LossPlane | None
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return tuple(m for m in METRICS if any(m in line.curves for line in self.lines.values()))
+        return tuple(m for m in METRICS if any(m in path.curves for path in self.paths.values()))
 
 
 @dataclass(frozen=True)
 class PathResult:
     """A whole file. `raw` is what was read, as strict JSON values."""
 
-    models: tuple[Model, ...]
-    pairs: tuple[Pair, ...]
+    models: tuple[ModelInfo, ...]
+    pairs: tuple[PairResult, ...]
     task: Mapping[str, Any]
     provenance: Mapping[str, Any]
     raw: Mapping[str, Any]
 
-    def pair(self, key: str | None) -> Pair | None:
+    def pair(self, key: str | None) -> PairResult | None:
         """The pair of that name, or the first where no name is given."""
         return next((pair for pair in self.pairs if key in (None, pair.key)), None)
+
+
+@runtime_checkable
+class HasResult(Protocol):
+    """An object that can be written as a result file, such as a curve of `evaluate_path`."""
+
+    def as_result(self) -> dict[str, Any]: ...
+
+
+Source = Mapping[str, Any] | Path | str | PathResult | HasResult
+
+
+def read_result(source: Source) -> PathResult:
+    """Read and validate a result from a mapping or a path.json.
+
+    >>> read_result({"kind": "isobasin.path", "schema": 1, "lambdas": [0, 1],
+    ...     "curves": {"A-B": {"naive": {"loss": [1, 2]}}}}).pairs[0].a.label
+    'A'
+    """
+    if isinstance(source, PathResult):
+        return source
+    if isinstance(source, HasResult):
+        source = source.as_result()
+    name = clean(source) if isinstance(source, Path | str) else "path.json"
+    document = strict_json(source if isinstance(source, Mapping) else _load(Path(source)))
+    if (document.get("kind"), document.get("schema")) != ("isobasin.path", SCHEMA):
+        found = f"{document.get('kind')!r:.40}, schema {document.get('schema')!r:.20}"
+        raise IsobasinError(
+            f"{name}: kind {clean(found)}, expected 'isobasin.path', schema {SCHEMA}: "
+            "give what `isobasin path -o` wrote"
+        )
+    try:
+        return _parse(Field(document, ""))
+    except IsobasinError as error:
+        raise IsobasinError(str(error).replace("path.json", name, 1)) from error
+
+
+def strict_json(value: Any, depth: int = 0) -> Any:
+    """The same document without NaN and infinities (null instead), of bounded depth, with text that is valid UTF-8."""
+    if depth > _MAX_DEPTH:
+        raise _error("the document", f"nested deeper than {_MAX_DEPTH}", "a file of `isobasin path`")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {strict_json(str(key)): strict_json(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item, depth + 1) for item in value]
+    return value if value is None or isinstance(value, bool | int) else str(value)
+
+
+def barrier_of(lambdas: tuple[float, ...], values: Values, worse: float = 1.0) -> BarrierPoint:
+    """max over λ of worse · (L(λ) − ((1−λ) L(0) + λ L(1))), never below 0, and its λ.
+
+    Unknown where a value is missing, or where there is no point between the ends.
+
+    >>> barrier_of((0.0, 0.5, 1.0), (1.0, 4.0, 2.0))
+    BarrierPoint(height=2.5, lam=0.5)
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < max(len(values), 3):
+        return BarrierPoint(None, None)
+    first, last = known[0], known[-1]
+    rise = [worse * (value - ((1 - lam) * first + lam * last)) for lam, value in zip(lambdas, known)]
+    top = max(range(len(rise)), key=rise.__getitem__)
+    return BarrierPoint(max(rise[top], 0.0), lambdas[top])
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise IsobasinError(f"{path}: larger than {MAX_BYTES:,} bytes, expected a file of `isobasin path`")
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise IsobasinError(
+            f"{path}: can not be read ({error.strerror}); expected a file of `isobasin path`"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise IsobasinError(
+            f"{path}: not valid JSON ({clean(error)}); expected what `isobasin path -o` wrote"
+        ) from error
+    if not isinstance(value, dict):
+        raise IsobasinError(f"{path}: holds a JSON {type(value).__name__}, expected an object of `isobasin path`")
+    return value
+
+
+def _error(place: str, found: str, expected: str) -> IsobasinError:
+    return IsobasinError(
+        f"path.json: {clean(place)} is {found}, expected {expected}; write the file again by `isobasin path`"
+    )
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value of the document and its place in it, such as `curves.A-B.naive.loss[3]`; None where it is absent."""
+
+    value: Any
+    place: str
+
+    def error(self, expected: str, found: str | None = None) -> IsobasinError:
+        """The error for a value that is not what it should be; `found` describes it where it is too long to show."""
+        return _error(self.place, clean(repr(self.value))[:60] if found is None else found, expected)
+
+    def members(self) -> Mapping[str, Any]:
+        """The members of the JSON object; none where it is absent."""
+        if self.value is None:
+            return {}
+        if not isinstance(self.value, Mapping):
+            raise self.error("an object")
+        return self.value
+
+    def __getitem__(self, key: str) -> "Field":
+        """One member of the JSON object."""
+        return Field(self.members().get(key), f"{self.place}.{key}" if self.place else key)
+
+    def entries(self) -> "list[Field]":
+        """The entries of the list; none where it is absent."""
+        if self.value is None:
+            return []
+        if not isinstance(self.value, list | tuple):
+            raise self.error("a list")
+        if len(self.value) > MAX_ITEMS:
+            raise self.error(f"at most {MAX_ITEMS} entries", f"a list of {len(self.value)}")
+        return [Field(value, f"{self.place}[{i}]") for i, value in enumerate(self.value)]
+
+    def objects(self) -> "list[Field]":
+        """The entries of a list of objects."""
+        found = self.entries()
+        for entry in found:
+            if not isinstance(entry.value, Mapping):
+                raise entry.error("an object")
+        return found
+
+    def text(self, default: str) -> str:
+        return clean(self.value or default)
+
+    def number(self) -> Number:
+        """A finite number, or None for null and what is not finite."""
+        value = self.value
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error("a number or null")
+        return float(value) if abs(value) <= MAX_ABS else None
+
+    def numbers(self) -> Values:
+        return tuple(entry.number() for entry in self.entries())
+
+    def finite(self) -> tuple[float, ...]:
+        """Numbers none of which may be missing."""
+        found = []
+        for entry in self.entries():
+            value = entry.number()
+            if value is None:
+                raise entry.error("a finite number")
+            found.append(value)
+        return tuple(found)
+
+
+def _ascending(values: tuple[float, ...]) -> bool:
+    return len(values) >= 2 and all(a < b for a, b in pairwise(values))
+
+
+def _parse(document: Field) -> PathResult:
+    lambdas = document["lambdas"].finite()
+    if not _ascending(lambdas) or lambdas[0] != 0 or lambdas[-1] != 1:
+        raise Field(list(lambdas), "lambdas").error("ascending numbers from 0 to 1")
+    if not document["curves"].members():
+        raise document["curves"].error("at least one pair such as 'A-B'")
+    entries = {letter: document["models"][letter] for letter in document["models"].members()}
+    models = {letter: ModelInfo(letter, e["name"].text(letter), e.members()) for letter, e in entries.items()}
+    pairs = tuple(_pair(document, key, lambdas, models) for key in document["curves"].members())
+    ends = {model.letter: model for pair in pairs for model in (pair.a, pair.b)}
+    return PathResult(
+        models=tuple(ends[letter] for letter in sorted(ends)),
+        pairs=pairs,
+        task=document["task"].members(),
+        provenance=document["provenance"].members(),
+        raw=document.members(),
+    )
+
+
+def _pair(document: Field, key: str, lambdas: tuple[float, ...], models: Mapping[str, ModelInfo]) -> PairResult:
+    letters = key.split("-")
+    if len(letters) != 2 or not all(len(letter) == 1 and letter.isalpha() for letter in letters):
+        raise Field(key, "a pair in curves").error("two letters such as 'A-B'")
+    a, b = (models.get(letter, ModelInfo(letter, letter, {})) for letter in letters)
+    curves = document["curves"][key]
+    if curves["naive"].value is None:
+        raise curves["naive"].error("an object of curves")
+    return PairResult(
+        key=key,
+        a=a,
+        b=b,
+        lambdas=lambdas,
+        paths={name: _path(document, key, name, lambdas) for name in PATHS if curves[name].value is not None},
+        alignment=_alignment(document["alignment"][key]),
+        explain=_explain(document["explain"][key]),
+        plane=_plane(document["plane"][key], *letters),
+    )
+
+
+def _path(document: Field, key: str, name: str, lambdas: tuple[float, ...]) -> PathCurves:
+    entry = document["curves"][key][name]
+    curves = {metric: entry[metric].numbers() for metric in METRICS if entry[metric].value is not None}
+    for metric, values in curves.items():
+        if len(values) != len(lambdas):
+            raise entry[metric].error(f"one value for each of {len(lambdas)} lambdas", f"a list of {len(values)}")
+    if "loss" not in curves:
+        raise entry["loss"].error("a list of losses")
+    barriers = {}
+    for metric, worse in WORSE.items():
+        height, lam = (document[part][key][name][metric].number() for part in ("barrier", "barrier_lambda"))
+        computed = barrier_of(lambdas, curves.get(metric, ()), worse)
+        if height is None or computed.height is None:  # the file does not give it, or its curve has none
+            barriers[metric] = computed
+        else:
+            barriers[metric] = BarrierPoint(
+                max(height, 0.0), lam if lam is not None and 0 <= lam <= 1 else computed.lam
+            )
+    return PathCurves(curves, barriers)
+
+
+def _alignment(entry: Field) -> AlignmentSummary | None:
+    if not entry.members():
+        return None
+    return AlignmentSummary(
+        scope=entry["scope"].text("unknown"),
+        matcher=entry["matcher"].text("unknown"),
+        stage2=entry["stage2"].text(""),
+        before=entry["distance_before"].number(),
+        after=entry["distance_after"].number(),
+        output_change=entry["max_output_change"].number(),
+        layers=tuple(_layer(item) for item in entry["per_layer"].objects()),
+    )
+
+
+def _layer(entry: Field) -> LayerChange:
+    layer = entry["layer"].value
+    if layer is not None and (isinstance(layer, bool) or not isinstance(layer, int) or abs(layer) > 10**6):
+        raise entry["layer"].error("a whole number or null")
+    return LayerChange(
+        layer=layer,
+        space=entry["space"].text("heads"),
+        before=entry["distance_before"].number(),
+        after=entry["distance_after"].number(),
+        output_change=entry["max_output_change"].number(),
+    )
+
+
+def _explain(entry: Field) -> dict[str, dict[str, Number]]:
+    items = {path: entry[path]["components"].objects() for path in PATHS}
+    return {
+        path: {c["name"].text("unnamed"): c["share"].number() for c in found} for path, found in items.items() if found
+    }
+
+
+def _plane(entry: Field, a: str, b: str) -> LossPlane | None:
+    if not entry.members():
+        return None
+    x, y = entry["x"].finite(), entry["y"].finite()
+    if not _ascending(x) or not _ascending(y):
+        raise _error(f"{entry.place}.x or y", "not ascending", "at least two ascending numbers")
+    loss = tuple(row.numbers() for row in entry["loss"].entries())
+    if len(loss) != len(y) or any(len(row) != len(x) for row in loss):
+        raise entry["loss"].error(f"{len(y)} rows of {len(x)}", f"{len(loss)} rows")
+    points = entry["points"].members()
+    # A plane names its points by their roles, whichever pair it belongs to.
+    roles = {"A": a, "B": b, "B aligned": f"{b} aligned"}
+    if not set(points) <= set(roles):
+        roles = {}
+    return LossPlane(x, y, loss, {clean(roles.get(name, name)): _point(entry["points"][name]) for name in points})
+
+
+def _point(entry: Field) -> tuple[float, float]:
+    values = entry.finite()
+    if len(values) != 2:
+        raise Field(list(values), entry.place).error("two numbers")
+    return values[0], values[1]
