@@ -8,10 +8,10 @@ import torch
 
 import isobasin as ib
 from isobasin.groups import Element, Monomial
-from isobasin.learn.align import LearnedMatching
+from isobasin.learn.matching import LearnedMatching
 from isobasin.learn.trainer import TrainConfig
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.match.whole import match_whole
+from isobasin.alignment.descent import nearest_elements
 from isobasin.runtime import logits, module_of
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.weights import Weights

@@ -15,7 +15,7 @@ from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
 from isobasin.learn.resume import ResumeFile
 from isobasin.learn.trainer import Step, TrainConfig, learn
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.match.whole import match_whole
+from isobasin.alignment.descent import nearest_elements
 from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import symmetry
 

@@ -12,7 +12,7 @@ import torch
 import isobasin as ib
 from isobasin.cli.learning import Learning, learned, learning_bar, learning_facts, learning_lines
 from isobasin.errors import IsobasinError
-from isobasin.learn.align import LearnedMatching
+from isobasin.learn.matching import LearnedMatching
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf

@@ -10,7 +10,7 @@ import torch
 import isobasin as ib
 from isobasin.data import shipped
 from isobasin.demo import MODEL
-from isobasin.learn.align import LearnedMatching
+from isobasin.learn.matching import LearnedMatching
 from isobasin.path.evaluation import evaluate_path
 from isobasin.runtime import change, outputs, random_inputs
 from isobasin.study import Recipe, shifted, train

@@ -10,7 +10,7 @@ import torch
 import isobasin as ib
 from isobasin.errors import IsobasinError, VerificationError
 from isobasin.learn import align as module
-from isobasin.learn.align import LearnedMatching
+from isobasin.learn.matching import LearnedMatching
 from isobasin.learn.data import split_held_out
 from isobasin.learn.trainer import learn
 from isobasin.path.evaluation import evaluate_path
@@ -139,7 +139,7 @@ def test_an_element_that_would_change_the_function_is_refused(monkeypatch: pytes
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a, "all-attention"))
     task = subjects.told(subjects.rows_task(40, seed=1), a)
-    monkeypatch.setattr("isobasin.match.blockprobe.EXACT", 0.0)
+    monkeypatch.setattr("isobasin.alignment.verification.EXACT", 0.0)
     with pytest.raises(VerificationError, match="would change what this layer adds"):
         subjects.matching(task, "all-attention", steps=10).align(b, to=a)
     assert subjects.matching(task, "all-attention", steps=1).align(b, to=a, verify=False)

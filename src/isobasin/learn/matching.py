@@ -117,10 +117,9 @@ class LearnedMatching(TrainConfig):
             resume=resume,
             processes=processes,
         )
-        # `dressed` gives A's values of the free coordinates, but would also set the unit scales to the nearest to A's.
-        transform = replace(
-            with_reference_gauge(to, b, part, learned.elements, device), elements=dict(learned.elements)
-        )
+        # The gauge of A, but not the unit scales that are nearest to A's: they were learned.
+        in_gauge = with_reference_gauge(a, b, part, learned.elements, device)
+        transform = replace(in_gauge, elements=dict(learned.elements))
         candidates = [naive, start, measured("learned", transform)]
         best = _best(candidates)
         found = align_by_transform(b, a, self.scope, best.transform, options)

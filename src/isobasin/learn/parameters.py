@@ -24,10 +24,7 @@ class GroupParameters:
         self.part = part
         self._groups = {space: group for space, group in part.groups.items() if group.parameter_shapes()}
         self._parameters = {
-            space: {
-                k: torch.zeros(shape, device=device, requires_grad=True)
-                for k, shape in group.parameter_shapes().items()
-            }
+            space: {k: torch.zeros(s, device=device, requires_grad=True) for k, s in group.parameter_shapes().items()}
             for space, group in self._groups.items()
         }
 

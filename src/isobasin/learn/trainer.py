@@ -208,7 +208,7 @@ class Trainer:
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return LearnResult(self._best, self.barrier, tuple(self._history), tuple(losses))
 
-    def state(self) -> State:
+    def state(self) -> dict[str, Any]:
         """Everything that a run needs to continue; what is random follows from the seed and the step."""
         return {
             "step": self.step,
@@ -222,7 +222,7 @@ class Trainer:
             "losses": torch.stack(self._losses).cpu(),
         }
 
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         self.step, self.barrier = state["step"], state["barrier"]
         self._parameters.load_state(state["motion"])
         self._optimize.load_optimizer(state["optimizer"])

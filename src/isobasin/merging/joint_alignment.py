@@ -130,8 +130,9 @@ def align_many(
 ) -> JointAlignment:
     """Align every model to model `to`, or (`to="mean"`) all but the first to the mean of all, at most `rounds` times.
 
-    An `aligner`, a function of (moving, reference), replaces matcher and `align`; it can not align to a mean. Models and mean are read tensor by
-    tensor; models of up to 2²⁷ numbers together (1 GB in float64) are held in memory during the alignment to a mean.
+    An `aligner`, a function of (moving, reference), replaces matcher and `align`; it can not align to a mean. Models
+    and mean are read tensor by tensor; models of up to 2²⁷ numbers together (1 GB in float64) are held in memory during
+    the alignment to a mean.
 
     >>> many = align_many([a, b, c], to="mean", matcher=WeightMatching(scope="model"))  # doctest: +SKIP
     >>> many.between(1, 2).apply(b)  # b aligned to c  # doctest: +SKIP
