@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Axis, HeadSpace, Space
-from isobasin.likeness.balanced import rotary_pairs
-from isobasin.likeness.fixed import fixed
-from isobasin.likeness.frame import tables
-from isobasin.likeness.parts import Form, unit_rows
-from isobasin.likeness.places import pair_weights
+from isobasin.compare.balanced import rotary_pairs
+from isobasin.compare.fixed import fixed
+from isobasin.compare.frame import tables
+from isobasin.compare.normal_form import Form, unit_rows
+from isobasin.compare.places import pair_weights
 from isobasin.match.attention import AttentionMatrices
 from isobasin.match.canonical import ENDS, STREAM
 from isobasin.shapes import Float

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from isobasin.compare.normal_form import parts
+from isobasin.compare.similarity import Meeting, Parted
 from isobasin.errors import ArchitectureError
 from isobasin.groups import Element
-from isobasin.likeness.pairs import Meeting, Parted
-from isobasin.likeness.parts import parts
 from isobasin.match.canonical import ENDS
 from isobasin.match.comparable import check_comparable, rope
 from isobasin.weights import Weights

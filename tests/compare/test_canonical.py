@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from compared_models import CASES, FULL, difference, held, moved, noisy, output_change, own, scrambled, subject
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from likeness_subjects import CASES, FULL, difference, held, moved, noisy, output_change, own, scrambled, subject
 
 import tiny
-from isobasin.likeness.canonical import canonical
-from isobasin.likeness.fixed import fixed
+from isobasin.compare.canonical import canonical
+from isobasin.compare.fixed import fixed
 from isobasin.model import ModelConfig, Transformer
 from isobasin.weights import Weights
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace
-from isobasin.equivalence.conditions import equal_patterns, patterns
-from isobasin.equivalence.rounding import unit
+from isobasin.compare.conditions import equal_patterns, patterns
+from isobasin.compare.rounding import unit
 from isobasin.gauge.coordinate import face_columns
 from isobasin.match.attention import AttentionMatrices, attention_matrices
 from isobasin.match.headcost import product_squares

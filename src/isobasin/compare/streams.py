@@ -7,8 +7,8 @@ import torch
 
 from isobasin.arch import Space
 from isobasin.arch.architecture import ROTATED
+from isobasin.compare.similarity import Meeting, Pair, Parted
 from isobasin.groups import Element
-from isobasin.likeness.pairs import Meeting, Pair, Parted
 from isobasin.match.canonical import ENDS, stream_of
 from isobasin.match.overlap import Overlap
 from isobasin.match.spaces import match_space

@@ -6,16 +6,16 @@ from functools import partial
 
 import torch
 
-from isobasin.equivalence.answers import Bench, Comparison
-from isobasin.equivalence.conditions import Failure, failures
-from isobasin.equivalence.forms import check_same_task, one_form
-from isobasin.equivalence.larger import reduced
-from isobasin.equivalence.polishing import polished
-from isobasin.equivalence.probes import probes
-from isobasin.equivalence.residual import TOLERANCE, Residual, residuals
-from isobasin.equivalence.rounding import PRECISIONS, coarsest, disturbed, dtype_named, unit, units
-from isobasin.equivalence.verdict import Element, Kind, Outputs, Verdict
-from isobasin.equivalence.witness import Witness, beyond_doubt, found_witness, searched, with_words
+from isobasin.compare.conditions import Failure, failures
+from isobasin.compare.degenerate import reduced
+from isobasin.compare.forms import check_same_task, one_form
+from isobasin.compare.outputs import Bench, Comparison
+from isobasin.compare.polishing import polished
+from isobasin.compare.probes import probes
+from isobasin.compare.residual import TOLERANCE, Residual, residuals
+from isobasin.compare.rounding import PRECISIONS, coarsest, disturbed, dtype_named, unit, units
+from isobasin.compare.verdict import Element, Kind, Outputs, Verdict
+from isobasin.compare.witness import Witness, beyond_doubt, found_witness, searched, with_words
 from isobasin.errors import ArchitectureError
 from isobasin.match.align import align
 from isobasin.match.comparable import check_comparable

@@ -14,8 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from isobasin.equivalence.rounding import CHUNK, disturbed, units
-from isobasin.likeness.parts import parts
+from isobasin.compare.normal_form import parts
+from isobasin.compare.rounding import CHUNK, disturbed, units
 from isobasin.match.canonical import ENDS, STREAM
 from isobasin.match.slices import slices
 from isobasin.symmetries import symmetry

@@ -14,9 +14,9 @@ from torch import Tensor
 from isobasin.action import Action
 from isobasin.arch import Architecture
 from isobasin.arch.architecture import ROTATED
+from isobasin.compare.frame import tables
+from isobasin.compare.similarity import Parted
 from isobasin.groups import Element, Group, Permutation, SignedPermutation
-from isobasin.likeness.frame import tables
-from isobasin.likeness.pairs import Parted
 from isobasin.match.canonical import ENDS, STREAM, stream_of
 from isobasin.symmetries import group_of
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from likeness_subjects import CASES, FULL, cast, held, noisy, own, scrambled, subject
+from compared_models import CASES, FULL, cast, held, noisy, own, scrambled, subject
 
+from isobasin.compare.distance import Likeness, distance
 from isobasin.errors import ArchitectureError, IsobasinError
-from isobasin.likeness.distance import Likeness, distance
 from isobasin.model import ModelConfig
 from isobasin.weights import Weights, load
 

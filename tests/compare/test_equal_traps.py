@@ -10,8 +10,8 @@ from torch import Tensor
 
 import isobasin as ib
 from isobasin.arch import HeadSpace
-from isobasin.equivalence.larger import reduced
-from isobasin.equivalence.polishing import polished
+from isobasin.compare.degenerate import reduced
+from isobasin.compare.polishing import polished
 from isobasin.errors import IsobasinError
 from isobasin.groups import Matrix
 from isobasin.match.untying import untied

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import HeadSpace
-from isobasin.equivalence.rounding import unit
+from isobasin.compare.rounding import unit
 from isobasin.match.attention import AttentionMatrices, attention_matrices
 from isobasin.match.heads import RANK, query_key_cost
 from isobasin.normalize import normalize

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compared_models import CASES, FULL, cast, held, noisy, own, scrambled, subject
 from hypothesis import given
 from hypothesis import strategies as st
-from likeness_subjects import CASES, FULL, cast, held, noisy, own, scrambled, subject
 
 from isobasin.action import Action
+from isobasin.compare.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Matrix
-from isobasin.likeness.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
 from isobasin.model import ModelConfig
 from isobasin.symmetries import symmetry
 from isobasin.weights import Weights

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from isobasin.equivalence.conditions import Failure
-from isobasin.equivalence.residual import TOLERANCE, Residual
-from isobasin.equivalence.witness import CLEAR, Witness
+from isobasin.compare.conditions import Failure
+from isobasin.compare.residual import TOLERANCE, Residual
+from isobasin.compare.witness import CLEAR, Witness
 from isobasin.transform import Transform
 
 Answer = Literal["same", "different", "undecided"]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.arch.architecture import ROTATED
+from isobasin.compare.fixed import fixed
+from isobasin.compare.normal_form import Form
 from isobasin.groups import Element, Monomial
-from isobasin.likeness.fixed import fixed
-from isobasin.likeness.parts import Form
 from isobasin.match.attention import attention_matrices
 from isobasin.match.canonical import ENDS, STREAM, stream_of
 from isobasin.symmetries import group_of

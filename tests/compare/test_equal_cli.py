@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import isobasin as ib
 from isobasin.cli import run
-from isobasin.equivalence.answers import Runner
+from isobasin.compare.outputs import Runner
 from isobasin.running import module_of, random_inputs
 
 pytestmark = pytest.mark.hf
@@ -101,7 +101,7 @@ def test_a_streamed_model_says_the_same_and_holds_nothing(name: str, monkeypatch
     weights = model(name)
     inputs = random_inputs(weights, n=3)
     held = Runner(weights).say(inputs)
-    monkeypatch.setattr("isobasin.equivalence.answers.HELD", 0)
+    monkeypatch.setattr("isobasin.compare.outputs.HELD", 0)
     streamed = Runner(weights)
     assert streamed.streams
     assert all(torch.allclose(x, y, atol=1e-5, rtol=1e-5) for x, y in zip(held, streamed.say(inputs), strict=True))

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 import pytest
-from likeness_subjects import held, own
+from compared_models import held, own
 from torch import Tensor
 
 from isobasin.action import Action
-from isobasin.likeness.null import Turned, Unrelated
-from isobasin.likeness.pairs import Meeting, Parted
-from isobasin.likeness.parts import Form
+from isobasin.compare.normal_form import Form
+from isobasin.compare.null import Turned, Unrelated
+from isobasin.compare.similarity import Meeting, Parted
 from isobasin.match.canonical import STREAM, stream_of
 from isobasin.model import ModelConfig
 from isobasin.symmetries import group_of

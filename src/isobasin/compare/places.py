@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Space
+from isobasin.compare.balanced import EMPTY, rotary_pairs
+from isobasin.compare.fixed import fixed
+from isobasin.compare.normal_form import unit_rows
 from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Monomial, Phases
 from isobasin.groups.group import polar
-from isobasin.likeness.balanced import EMPTY, rotary_pairs
-from isobasin.likeness.fixed import fixed
-from isobasin.likeness.parts import unit_rows
 from isobasin.match.attention import AttentionMatrices, attention_matrices
 from isobasin.match.heads import stacked
 from isobasin.shapes import Float

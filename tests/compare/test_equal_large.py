@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ib.Weights, ib.Wei
 
 @pytest.fixture(autouse=True)
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobasin.equivalence.answers.HELD", 0)
+    monkeypatch.setattr("isobasin.compare.outputs.HELD", 0)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_strangers_are_told_apart_by_their_outputs(
     assert found.facts["evidence"]["obstacle"] in str(found)  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("limit", "value"), [("answers.HELD", 10**6), ("witness.DOUBTLESS", float("inf"))])
+@pytest.mark.parametrize(("limit", "value"), [("outputs.HELD", 10**6), ("witness.DOUBTLESS", float("inf"))])
 def test_strangers_that_can_be_held_or_leave_a_doubt_are_aligned(
     limit: str,
     value: float,
@@ -81,7 +81,7 @@ def test_strangers_that_can_be_held_or_leave_a_doubt_are_aligned(
     sweeps: list[Elements],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"isobasin.equivalence.{limit}", value)
+    monkeypatch.setattr(f"isobasin.compare.{limit}", value)
     found = ib.equivalent(*models)
     assert found.answer == "different"
     assert sweeps

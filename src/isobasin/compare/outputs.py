@@ -7,9 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from isobasin.equivalence.probes import Probe
-from isobasin.equivalence.rounding import disturbed, units
-from isobasin.equivalence.streamed import streamed_module
+from isobasin.compare.probes import Probe
+from isobasin.compare.rounding import disturbed, units
+from isobasin.compare.streamed import streamed_module
 from isobasin.match.memory import give_back
 from isobasin.running import OUTPUTS, Inputs, module_of
 from isobasin.weights import Weights
