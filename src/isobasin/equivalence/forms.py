@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.compare.forms import is_tied as is_tied  # noqa: F401
+from isobasin.compare.normal_form import is_tied as is_tied  # noqa: F401

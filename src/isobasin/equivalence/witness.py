@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.compare.witness import Witness as Witness  # noqa: F401
+from isobasin.compare.outputs import ComparedInput as Witness  # noqa: F401

@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.compare.normal_form import Form as Form  # noqa: F401
+from isobasin.compare.normal_form import BalancedModel as Form  # noqa: F401
