@@ -1,6 +1,4 @@
-"""Do two models compute the same function? Same, different or undecided, with the evidence."""
-
-from isobasin.equivalence.judging import equivalent
-from isobasin.equivalence.verdict import Verdict
-
-__all__ = ["Verdict", "equivalent"]
+# SHIM
+# mypy: implicit-reexport
+from isobasin.compare.equivalence import equivalent as equivalent  # noqa: F401
+from isobasin.compare.verdict import Verdict as Verdict  # noqa: F401

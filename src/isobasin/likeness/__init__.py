@@ -1,1 +1,1 @@
-"""How alike two models are once their symmetries are taken away: distances, canonical points, fingerprints."""
+# SHIM

@@ -1,11 +1,20 @@
-"""Random models, disguises and changes: no wrong verdict. 300 cases in `make test-all`, a few in `make test`."""
+"""Random models, scrambled or changed: no wrong verdict. 300 cases in `make test-all`, a few in `make test`."""
 
 import os
 from dataclasses import dataclass
 
 import pytest
 import torch
-from equality_subjects import apart, matrices, model, own, perturbed, scrambled, stored, with_tensors
+from compared_models import (
+    matrices,
+    output_difference,
+    own_model,
+    perturbed,
+    scrambled_file,
+    stored,
+    tiny_model,
+    with_tensors,
+)
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -62,9 +71,9 @@ def cases(draw: st.DrawFn) -> Drawn:
     kind = draw(st.sampled_from(KINDS))
     if draw(st.booleans()):
         config = _config(draw(own_settings()))
-        return Drawn(own(config, seed), own(config, seed + 1), kind, seed)
+        return Drawn(own_model(config, seed), own_model(config, seed + 1), kind, seed)
     name = draw(st.sampled_from([c.name for c in tiny.CASES if FULL or c.name.endswith(("bare", "no-pooler"))]))
-    return Drawn(model(name, seed % 5), model(name, seed % 5 + 5), kind, seed)
+    return Drawn(tiny_model(name, seed % 5), tiny_model(name, seed % 5 + 5), kind, seed)
 
 
 def _config(chosen: dict[str, object]) -> ib.ModelConfig:
@@ -75,7 +84,7 @@ def _config(chosen: dict[str, object]) -> ib.ModelConfig:
         raise
 
 
-def disguised(case: Drawn) -> ib.Weights:
+def compared_with(case: Drawn) -> ib.Weights:
     """The copy, or the changed model, that this case compares with."""
     a, seed = case.weights, case.seed
     kind, _, last = case.kind.rpartition(" ")
@@ -83,7 +92,7 @@ def disguised(case: Drawn) -> ib.Weights:
     if case.kind in ("bfloat16", "float16"):
         return stored(a, dtype)
     if case.kind.startswith("scrambled"):
-        return scrambled(a, dtype, seed)
+        return scrambled_file(a, dtype, seed)
     if case.kind == "unrelated":
         return case.other
     if case.kind == "gain":
@@ -97,7 +106,7 @@ def disguised(case: Drawn) -> ib.Weights:
     if kind == "changed":
         return stored(perturbed(a, chosen, 0.3, seed), dtype)
     changed = perturbed(a, chosen, 1e-3, seed)
-    return scrambled(changed, seed=seed) if case.kind.endswith("scrambled") else changed
+    return scrambled_file(changed, seed=seed) if case.kind.endswith("scrambled") else changed
 
 
 def _permuted(a: ib.Weights, space: str) -> ib.Weights:
@@ -116,7 +125,7 @@ def _permuted(a: ib.Weights, space: str) -> ib.Weights:
 )
 @given(cases())
 def test_no_wrong_verdict(case: Drawn) -> None:
-    a, b = case.weights, disguised(case)
+    a, b = case.weights, compared_with(case)
     found = ib.equivalent(a, b, seed=case.seed)
     words = f"{a.arch.family} {dict(a.config)} {case.kind}: {found}"
     if case.kind in SAME:
@@ -130,4 +139,4 @@ def test_no_wrong_verdict(case: Drawn) -> None:
         assert found.answer == "different", words
     if found.answer == "different":
         assert found.witness is not None
-        assert apart(a, b, found.witness.inputs) >= 0.5 * found.witness.difference, words
+        assert output_difference(a, b, found.witness.inputs) >= 0.5 * found.witness.difference, words

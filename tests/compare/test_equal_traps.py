@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from equality_subjects import apart, model, perturbed, scrambled, small, stored, with_tensors
+from compared_models import output_difference, perturbed, scrambled_file, small_model, stored, tiny_model, with_tensors
 from torch import Tensor
 
 import isobasin as ib
 from isobasin.arch import HeadSpace
-from isobasin.equivalence.larger import reduced
-from isobasin.equivalence.polishing import polished
+from isobasin.compare.degenerate import remove_degeneracies
+from isobasin.compare.normal_form import refine_transform
 from isobasin.errors import IsobasinError
 from isobasin.groups import Matrix
 from isobasin.match.untying import untied
@@ -31,7 +31,7 @@ def heads_of(weights: ib.Weights) -> HeadSpace:
     return next(iter(weights.arch.heads()))
 
 
-def turned(weights: ib.Weights, factor: Tensor) -> ib.Weights:
+def with_changed_basis(weights: ib.Weights, factor: Tensor) -> ib.Weights:
     """Q Uᵀ and K U⁻¹ in every head: QKᵀ stays as it is."""
     n = heads_of(weights).d_head
     q, k = (weights[x].double().unflatten(0, (-1, n)) for x in (Q, K))
@@ -46,8 +46,8 @@ def drawn(*shape: int, seed: int = 3) -> Tensor:
 @pytest.mark.parametrize(("positions", "expected"), [("rope", "different"), ("none", "same")])
 def test_the_rotary_trap(positions: str, expected: str) -> None:
     """The same change of coordinates inside a head: outside H it is seen by rotary positions, elsewhere by nobody."""
-    a = small(positions=positions, **BARE)
-    b = turned(a, torch.eye(N, dtype=torch.float64) + 0.3 * drawn(N, N))
+    a = small_model(positions=positions, **BARE)
+    b = with_changed_basis(a, torch.eye(N, dtype=torch.float64) + 0.3 * drawn(N, N))
     products = [w[Q].double().unflatten(0, (-1, N)).mT @ w[K].double().unflatten(0, (-1, N)) for w in (a, b)]
     assert torch.allclose(*products, atol=1e-5)
     found = ib.equivalent(a, b)
@@ -56,60 +56,60 @@ def test_the_rotary_trap(positions: str, expected: str) -> None:
         assert found.parting is not None
         assert found.parting.space == "heads0"
         assert found.witness is not None
-        assert apart(a, b, found.witness.inputs) > 1e-2
+        assert output_difference(a, b, found.witness.inputs) > 1e-2
 
 
 @pytest.mark.parametrize(("positions", "expected"), [("alibi", "different"), ("none", "same")])
 def test_heads_with_slopes_do_not_change_places(positions: str, expected: str) -> None:
-    a = small(positions=positions, **BARE)
+    a = small_model(positions=positions, **BARE)
     rows = {x: a[x].roll(N, dims=0) for x in (Q, K, V)}
     found = ib.equivalent(a, with_tensors(a, rows | {O: a[O].roll(N, dims=1)}))
     assert found.answer == expected, str(found)
 
 
 def test_a_head_that_says_nothing_may_have_any_queries() -> None:
-    a = small(positions="rope", **BARE)
+    a = small_model(positions="rope", **BARE)
     silent = with_tensors(a, {O: torch.cat([a[O][:, :N], torch.zeros(D, N)], 1)})
     other = with_tensors(silent, {Q: torch.cat([a[Q][:N], drawn(N, D).float()])})
-    found = ib.equivalent(silent, scrambled(other))
+    found = ib.equivalent(silent, scrambled_file(other))
     assert found.answer == "same", str(found)
     assert found.element.kind == "larger group"
     assert any("says nothing" in step for step in found.element.steps)
-    assert apart(a, with_tensors(a, {Q: other[Q]}), TOKENS) > 1e-3
+    assert output_difference(a, with_tensors(a, {Q: other[Q]}), TOKENS) > 1e-3
 
 
 def test_what_a_deficient_head_does_not_meet_is_not_seen() -> None:
     """V without its last column: the last column of O is free."""
-    a = small(n_heads=1, **BARE)
+    a = small_model(n_heads=1, **BARE)
     thin = with_tensors(a, {V: torch.cat([a[V][: N - 1], torch.zeros(1, D)])})
     free = with_tensors(thin, {O: torch.cat([a[O][:, : N - 1], drawn(D, 1).float()], 1)})
-    found = ib.equivalent(thin, scrambled(free))
+    found = ib.equivalent(thin, scrambled_file(free))
     assert found.answer == "same", str(found)
     assert any("V–O of kv head 0" in step for step in found.element.steps)
-    assert apart(a, with_tensors(a, {O: free[O]}), TOKENS) > 1e-3
+    assert output_difference(a, with_tensors(a, {O: free[O]}), TOKENS) > 1e-3
 
 
 def test_heads_with_one_pattern_may_mix_their_values() -> None:
     """GL(2 d_h) on V and O of two heads with equal QKᵀ: no element of the group, and yet the same function."""
-    a = small(**BARE)
+    a = small_model(**BARE)
     twin = with_tensors(a, {x: a[x][:N].repeat(2, 1) for x in (Q, K)})
     mix = torch.eye(2 * N, dtype=torch.float64) + 0.2 * drawn(2 * N, 2 * N)
     values = {V: mix @ twin[V].double(), O: twin[O].double() @ torch.linalg.inv(mix)}
-    found = ib.equivalent(twin, scrambled(with_tensors(twin, values)))
+    found = ib.equivalent(twin, scrambled_file(with_tensors(twin, values)))
     assert found.answer == "same", str(found)
     assert found.element.kind == "larger group"
     assert any("heads 0 and 1 have one pattern" in step for step in found.element.steps)
-    assert apart(a, with_tensors(a, {V: values[V], O: values[O]}), TOKENS) > 1e-3
+    assert output_difference(a, with_tensors(a, {V: values[V], O: values[O]}), TOKENS) > 1e-3
 
 
 def test_dead_units_are_not_seen() -> None:
-    a = small(feed_forward="swiglu", norm="rms", **BARE)
+    a = small_model(feed_forward="swiglu", norm="rms", **BARE)
     dead = with_tensors(a, {DOWN: a[DOWN] * (torch.arange(F) != 3)})
     other = with_tensors(dead, {UP: torch.where(torch.arange(F)[:, None] == 3, drawn(F, D).float(), a[UP])})
     found = ib.equivalent(dead, other)
     assert found.answer == "same", str(found)
     assert any("units are not seen" in step for step in found.element.steps)
-    assert apart(a, with_tensors(a, {UP: other[UP]}), TOKENS) > 1e-3
+    assert output_difference(a, with_tensors(a, {UP: other[UP]}), TOKENS) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -117,25 +117,25 @@ def test_dead_units_are_not_seen() -> None:
 )
 def test_taking_out_what_is_not_seen_keeps_the_function(name: str) -> None:
     """On models that have such freedom in every layout of heads: the first head's O, one unit, one key row."""
-    a = model(name)
-    lean, notes = reduced(a)
+    a = tiny_model(name)
+    lean, notes = remove_degeneracies(a)
     inputs = {"input_ids": torch.randint(30, (2, 7), generator=torch.Generator().manual_seed(0))}
     assert notes == ()
-    assert apart(a, lean, inputs) < 1e-12
+    assert output_difference(a, lean, inputs) < 1e-12
     writer = next(n for n, _, _, t in a.arch.carriers("vo0") if t.dual)
     axis = next(axis for n, axis, _, t in a.arch.carriers("vo0") if n == writer and t.dual)
     quiet = a[writer].clone()
     # All queries of the first kv head write through one column.
     quiet.movedim(axis, 0).unflatten(0, (-1, heads_of(a).d_head))[: heads_of(a).group_size, :-1] = 0
     thin = with_tensors(a, {writer: quiet})
-    lean, notes = reduced(thin)
+    lean, notes = remove_degeneracies(thin)
     assert any("not of full rank" in note for note in notes)
-    assert apart(thin, lean, inputs) < 1e-9
-    assert apart(a, thin, inputs) > 1e-3
+    assert output_difference(thin, lean, inputs) < 1e-9
+    assert output_difference(a, thin, inputs) > 1e-3
 
 
 def test_different_head_counts() -> None:
-    a, b = small(n_heads=2), small(n_heads=1)
+    a, b = small_model(n_heads=2), small_model(n_heads=1)
     found = ib.equivalent(a, b)
     assert found.answer == "different"
     assert found.witness is not None
@@ -145,7 +145,7 @@ def test_different_head_counts() -> None:
 
 def test_a_silent_head_more_is_undecided() -> None:
     """The same function with one head more: outputs agree, no element can exist, and the reason is named."""
-    a = small(n_heads=1, **BARE)
+    a = small_model(n_heads=1, **BARE)
     rows = {x: torch.cat([a[x], drawn(N, D).float()]) for x in (Q, K, V)}
     wide = ib.load(
         {name: rows.get(name, a[name]) for name in a} | {O: torch.cat([a[O], torch.zeros(D, N)], 1)},
@@ -160,15 +160,15 @@ def test_a_silent_head_more_is_undecided() -> None:
 
 @pytest.mark.parametrize("key", ["n_layers", "d_ff"])
 def test_other_sizes_are_different_by_a_witness(key: str) -> None:
-    found = ib.equivalent(small(), small(**{key: {"n_layers": 2, "d_ff": 14}[key]}))
+    found = ib.equivalent(small_model(), small_model(**{key: {"n_layers": 2, "d_ff": 14}[key]}))
     assert found.answer == "different"
     assert found.witness is not None
     assert key in found.reason
 
 
 def test_an_empty_layer_more_is_undecided() -> None:
-    a = small(n_layers=1, **BARE)
-    deep = small(n_layers=2, **BARE)
+    a = small_model(n_layers=1, **BARE)
+    deep = small_model(n_layers=2, **BARE)
     empty = {n: torch.zeros_like(deep[n]) for n in ("blocks.1.attn.o.weight", "blocks.1.mlp.down.weight")}
     found = ib.equivalent(a, with_tensors(deep, {n: a[n] for n in a} | empty))
     assert found.answer == "undecided", str(found)
@@ -177,7 +177,7 @@ def test_an_empty_layer_more_is_undecided() -> None:
 
 @pytest.mark.parametrize("name", TIED)
 def test_a_tied_model_and_its_untied_copy(name: str) -> None:
-    a = model(name)
+    a = tiny_model(name)
     copy = untied(a)
     assert len(copy) > len(a)
     assert ib.equivalent(a, copy).answer == "same"
@@ -186,19 +186,19 @@ def test_a_tied_model_and_its_untied_copy(name: str) -> None:
 
 
 def test_an_untied_copy_may_turn_its_stream() -> None:
-    a = model("llama-tied")
-    found = ib.equivalent(scrambled(untied(a)), a)
+    a = tiny_model("llama-tied")
+    found = ib.equivalent(scrambled_file(untied(a)), a)
     assert found.answer == "same", str(found)
 
 
 def test_types_are_named_and_nothing_finer_is_claimed() -> None:
-    a = small()
+    a = small_model()
     assert ib.equivalent(a, a).reason == "the weights are the same numbers"
     for dtype in (torch.bfloat16, torch.float16):
         found = ib.equivalent(a, stored(a, dtype))
         assert (found.answer, found.precision) == ("same", str(dtype).removeprefix("torch."))
         assert found.element.kind == "identity"
-    # In bfloat16 a thousandth is below rounding; in float32 the same change is seen, and said to be that small.
+    # In bfloat16 a thousandth is below rounding; in float32 the same change is seen, and reported to be that small.
     b = perturbed(a, UP)
     assert ib.equivalent(stored(a, torch.bfloat16), stored(b, torch.bfloat16)).answer == "same"
     seen = ib.equivalent(a, b)
@@ -210,7 +210,7 @@ def test_types_are_named_and_nothing_finer_is_claimed() -> None:
 
 def test_one_word_changed_is_found() -> None:
     """A single row of a long table: a share of the whole that only rows can show, and an input that uses the word."""
-    a = small(d_vocab=2000)
+    a = small_model(d_vocab=2000)
     words = a["embed.tokens.weight"].clone()
     words[1234] += 0.05 * drawn(D).float()
     found = ib.equivalent(a, with_tensors(a, {"embed.tokens.weight": words}))
@@ -220,7 +220,7 @@ def test_one_word_changed_is_found() -> None:
 
 
 def test_a_change_too_small_for_the_outputs_is_undecided() -> None:
-    a = small()
+    a = small_model()
     found = ib.equivalent(a, perturbed(a, UP, 2e-6))
     assert found.answer == "undecided", str(found)
     assert "tolerance" in found.reason
@@ -235,28 +235,28 @@ def test_a_change_too_small_for_the_outputs_is_undecided() -> None:
 )
 def test_models_for_other_things_are_a_mistake(a: str, b: str, match: str) -> None:
     with pytest.raises(IsobasinError, match=match):
-        ib.equivalent(model(a), model(b))
+        ib.equivalent(tiny_model(a), tiny_model(b))
 
 
 def test_another_vocabulary_is_a_mistake() -> None:
     with pytest.raises(IsobasinError, match="vocabulary: A has 17, B has 18"):
-        ib.equivalent(small(), small(d_vocab=18))
+        ib.equivalent(small_model(), small_model(d_vocab=18))
     with pytest.raises(IsobasinError, match="--precision 'double' is unknown"):
-        ib.equivalent(small(), small(), precision="double")
+        ib.equivalent(small_model(), small_model(), precision="double")
 
 
 def test_nothing_is_mutated_and_the_answer_is_repeatable() -> None:
-    a = small(positions="rope")
-    b = scrambled(a, torch.bfloat16)
+    a = small_model(positions="rope")
+    b = scrambled_file(a, torch.bfloat16)
     before = {(k, n): w[n].clone() for k, w in enumerate((a, b)) for n in w}
     one, two = ib.equivalent(a, b), ib.equivalent(a, b)
     assert one.facts == two.facts
     assert all(torch.equal(w[n], before[k, n]) for k, w in enumerate((a, b)) for n in w)
 
 
-def test_a_badly_conditioned_disguise() -> None:
+def test_a_badly_conditioned_reparametrisation() -> None:
     """V–O multiplied by matrices of condition 1e4: the copy is that much further off, and so is its rounding."""
-    a = small(positions="rope", **BARE)
+    a = small_model(positions="rope", **BARE)
     left, right = (torch.linalg.qr(drawn(2, N, N, seed=s))[0] for s in (1, 2))
     wild = left * torch.tensor([100.0, 1.0, 1.0, 0.01]) @ right
     v, o = a[V].double().unflatten(0, (2, N)), a[O].double().unflatten(1, (2, N))
@@ -267,15 +267,15 @@ def test_a_badly_conditioned_disguise() -> None:
     assert heads.rounding > 1e-6  # a fixed tolerance for float32 would have refused it
 
 
-def test_an_element_that_float32_left_unfinished_is_polished() -> None:
+def test_an_element_that_float32_left_unfinished_is_refined() -> None:
     """Wide models are swept in float32: the stream's rotation is then off by 1e-5, too much for files of that type."""
-    a = small(norm="rms", **BARE)
-    b = scrambled(a)
+    a = small_model(norm="rms", **BARE)
+    b = scrambled_file(a)
     found = ib.align(b, to=a, matcher=ib.WeightMatching(scope="model"), verify=False).transform
     turn = torch.linalg.matrix_exp(1e-5 * (drawn(D, D) - drawn(D, D).mT))
     stream = found.elements["resid"]
     assert isinstance(stream, Matrix)
     rough = replace(found, elements={**found.elements, "resid": Matrix(turn @ stream.value, orthogonal=True)})
-    fine = polished(a, b, rough, torch.device("cpu"))
+    fine = refine_transform(a, b, rough, torch.device("cpu"))
     far = [max(float((t.apply(b)[n] - a[n]).norm() / a[n].norm()) for n in a) for t in (rough, fine)]
     assert far[1] < 3e-7 < 5e-6 < far[0]

@@ -1,14 +1,14 @@
-"""Distance modulo symmetry: copies, fine-tunes and strangers, and layers taken from a deeper model."""
+"""Distance modulo symmetry: copies, fine-tuned and unrelated models, and layers taken from a deeper model."""
 
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from likeness_subjects import CASES, FULL, cast, held, noisy, own, scrambled, subject
+from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled, tiny_model
 
+from isobasin.compare.distance import DistanceResult, distance
 from isobasin.errors import ArchitectureError, IsobasinError
-from isobasin.likeness.distance import Likeness, distance
 from isobasin.model import ModelConfig
 from isobasin.weights import Weights, load
 
@@ -20,7 +20,7 @@ SIZES = {"d_model": 24, "n_heads": 3, "d_head": 8, "d_ff": 48, "d_vocab": 64, "n
 
 
 def model(n_layers: int, seed: int = 0, preset: str = "llama", **changes: object) -> Weights:
-    return own(ModelConfig.preset(preset, **{**SIZES, "n_layers": n_layers, **changes}), seed)
+    return own_model(ModelConfig.preset(preset, **{**SIZES, "n_layers": n_layers, **changes}), seed, torch.float64)
 
 
 def taken(weights: Weights, layers: list[int]) -> Weights:
@@ -35,25 +35,25 @@ def taken(weights: Weights, layers: list[int]) -> Weights:
     return load(tensors, config)
 
 
-def scores(found: Likeness) -> dict[tuple[str, int | None], float]:
+def scores(found: DistanceResult) -> dict[tuple[str, int | None], float]:
     return {(str(row["space"]), row["layer"]): float(str(row["score"])) for row in found.per_layer}  # type: ignore[misc]
 
 
 @pytest.mark.hf
 @pytest.mark.parametrize("name", COMPARED)
-def test_copies_changed_copies_and_strangers_separate(name: str) -> None:
-    weights = subject(name)
+def test_copies_changed_copies_and_unrelated_models_separate(name: str) -> None:
+    weights = tiny_model(name)
     copy = distance(weights, scrambled(weights), draws=DRAWS)
     assert copy.score >= 0.999
     assert copy.distance < 1e-4
     assert copy.naive is not None
     assert copy.naive > 0.1
     tuned = distance(weights, scrambled(noisy(weights, 0.1)), draws=DRAWS)
-    stranger = distance(weights, subject(name, 1), draws=DRAWS)
+    unrelated = distance(weights, tiny_model(name, 1), draws=DRAWS)
     assert copy.score > tuned.score > 0.9
     assert tuned.related
-    assert stranger.score < 0.15 < tuned.score
-    assert 0.05 < tuned.distance < 0.3 < stranger.distance
+    assert unrelated.score < 0.15 < tuned.score
+    assert 0.05 < tuned.distance < 0.3 < unrelated.distance
 
 
 def test_rounding_is_no_difference_and_the_seed_decides() -> None:
@@ -75,14 +75,14 @@ def test_layers_taken_from_a_deeper_model_are_found(preset: str) -> None:
     assert list(found.layers.best_in_a) == ODD
     assert found.score >= 0.999
     assert found.naive is None
-    turned = distance(half, deep, draws=1)
-    assert turned.layers is not None
-    assert list(turned.layers.best_in_b) == ODD
+    reverse = distance(half, deep, draws=1)
+    assert reverse.layers is not None
+    assert list(reverse.layers.best_in_b) == ODD
     assert [row["layer"] for row in found.per_layer if row["space"] == "heads"] == ODD
     assert [row["other_layer"] for row in found.per_layer if row["space"] == "heads"] == list(range(len(ODD)))
-    strange = distance(deep, model(len(ODD), seed=1, preset=preset), draws=1)
-    assert strange.layers is not None
-    assert max(max(row) for row in strange.layers.matrix) < 0.2
+    unrelated = distance(deep, model(len(ODD), seed=1, preset=preset), draws=1)
+    assert unrelated.layers is not None
+    assert max(max(row) for row in unrelated.layers.matrix) < 0.2
     assert min(found.layers.matrix[i][j] for j, i in enumerate(ODD)) > 0.99
 
 
@@ -107,14 +107,14 @@ def test_a_stream_that_tables_do_not_span_is_matched_by_its_layers() -> None:
     assert distance(weights, model(1, seed=1, **few), draws=1).score < 0.3
 
 
-def test_layers_take_part_in_the_map_of_drawn_models_where_they_do_between_the_two(
+def test_layers_contribute_to_the_map_of_unrelated_models_where_they_do_between_the_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Layers find something to turn to in any model: a null without that would be too low."""
+    """A map that uses layers finds some overlap in any model: a null distribution without it would be too low."""
     swept: list[object] = []
     module = sys.modules[distance.__module__]
-    map_by_all = module.map_by_all
-    monkeypatch.setattr(module, "map_by_all", lambda *args: swept.append(args) or map_by_all(*args))
+    map_by_all_blocks = module.map_by_all_blocks
+    monkeypatch.setattr(module, "map_by_all_blocks", lambda *args: swept.append(args) or map_by_all_blocks(*args))
     distance(model(1), model(1, seed=1), draws=3)
     assert len(swept) == 0
     few = {"d_model": 12, "n_heads": 2, "d_head": 4, "d_ff": 10, "d_vocab": 5, "n_classes": 3}
@@ -146,8 +146,8 @@ def test_what_can_not_be_compared_is_refused() -> None:
         distance(weights, weights, draws=0)
 
 
-def test_it_prints_as_a_person_would_say_it() -> None:
+def test_the_text_gives_score_null_and_distance() -> None:
     weights = model(2)
-    said = str(distance(weights, scrambled(weights), draws=1))
-    assert said.startswith("score 1.0000, unrelated models score at most ")
-    assert "of ‖A‖ (as stored " in said
+    text = str(distance(weights, scrambled(weights), draws=1))
+    assert text.startswith("score 1.0000, unrelated models score at most ")
+    assert "of ‖A‖ (as stored " in text

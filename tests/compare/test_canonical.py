@@ -4,13 +4,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from compared_models import (
+    CASES,
+    FULL,
+    held,
+    moved,
+    noisy,
+    output_difference,
+    own_model,
+    scrambled,
+    tiny_model,
+    weight_difference,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from likeness_subjects import CASES, FULL, difference, held, moved, noisy, output_change, own, scrambled, subject
 
 import tiny
-from isobasin.likeness.canonical import canonical
-from isobasin.likeness.fixed import fixed
+from isobasin.compare.canonical import canonical
+from isobasin.compare.normal_form import fixed_numbers
 from isobasin.model import ModelConfig, Transformer
 from isobasin.weights import Weights
 
@@ -27,24 +38,24 @@ def point(weights: Weights) -> Weights:
 @pytest.mark.hf
 @pytest.mark.parametrize("name", CASES)
 def test_a_whole_orbit_has_one_canonical_point(name: str) -> None:
-    weights = subject(name)
+    weights = tiny_model(name)
     found = point(weights)
     same = DEFICIENT if "one-head" in name else SAME
-    assert output_change(name, found, weights) <= EXACT
-    assert difference(found, weights) > 0.1, "it was canonical before: nothing was tested"
-    assert difference(point(scrambled(weights)), found) <= same
-    assert difference(point(found), found) <= same
-    assert difference(point(subject(name, 1)), found) > 0.1
-    assert difference(point(scrambled(noisy(weights, 1e-2))), found) > same
+    assert output_difference(weights, found, tiny.case(name).inputs(0)) <= EXACT
+    assert weight_difference(found, weights) > 0.1, "it was canonical before: nothing was tested"
+    assert weight_difference(point(scrambled(weights)), found) <= same
+    assert weight_difference(point(found), found) <= same
+    assert weight_difference(point(tiny_model(name, 1)), found) > 0.1
+    assert weight_difference(point(scrambled(noisy(weights, 1e-2))), found) > same
 
 
 @pytest.mark.hf
 @pytest.mark.parametrize("name", ["gpt2-lm-untied", "bert-masked-lm-tied", "vit-no-qkv-bias", "llama-gqa"])
-def test_transformers_loads_it_and_says_the_same(name: str, tmp_path: Path) -> None:
+def test_transformers_loads_it_and_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
     case = tiny.case(name)
     tiny.save(case, tmp_path / "model")
     model = case.build()
-    weights = subject(name)
+    weights = tiny_model(name)
     canonical(weights).apply(weights).save(tmp_path / "plain")
     for file in (tmp_path / "model").glob("config.json"):
         (tmp_path / "plain" / file.name).write_bytes(file.read_bytes())
@@ -83,7 +94,7 @@ def configs(draw: st.DrawFn, smallest: int) -> ModelConfig:
     return ModelConfig(**sizes, **switches, **ends, n_positions=6)
 
 
-def said(config: ModelConfig, weights: Weights) -> torch.Tensor:
+def logits(config: ModelConfig, weights: Weights) -> torch.Tensor:
     model = Transformer(config).double()
     model.load_state_dict({name: weights[name] for name in weights})
     with torch.no_grad():
@@ -93,10 +104,10 @@ def said(config: ModelConfig, weights: Weights) -> torch.Tensor:
 @given(configs(1), seeds)
 @settings(max_examples=100 if FULL else 8, deadline=None)
 def test_the_function_stays_whatever_the_sizes(config: ModelConfig, seed: int) -> None:
-    weights = own(config, seed)
-    expected = said(config, weights)
+    weights = own_model(config, seed, torch.float64)
+    expected = logits(config, weights)
     largest = float(expected.abs().max().clamp(min=1))
-    assert float((said(config, point(weights)) - expected).abs().max()) <= 1e-8 * largest
+    assert float((logits(config, point(weights)) - expected).abs().max()) <= 1e-8 * largest
 
 
 CONSTANT = ModelConfig(
@@ -112,19 +123,19 @@ CONSTANT = ModelConfig(
 @example(CONSTANT, 5)
 @settings(max_examples=100 if FULL else 8, deadline=None)
 def test_scrambled_copies_meet_under_every_switch(config: ModelConfig, seed: int) -> None:
-    weights = own(config, seed)
-    assert difference(point(scrambled(weights, seed % 1000)), point(weights)) <= SAME
+    weights = own_model(config, seed, torch.float64)
+    assert weight_difference(point(scrambled(weights, seed % 1000)), point(weights)) <= SAME
 
 
 def test_a_head_that_writes_nothing_and_equal_heads_keep_the_function() -> None:
     config = ModelConfig.preset("llama", d_model=12, n_layers=1, n_heads=2, d_ff=8, d_vocab=16, n_positions=6)
-    weights = own(config, 0)
+    weights = own_model(config, 0, torch.float64)
     name = "blocks.0.attn.o.weight"
     empty = held(weights, {name: torch.zeros_like(weights[name])})
     twice = held(weights, {n: _doubled(weights[n], n) for n in weights if ".attn." in n})
     for model in (empty, twice):
-        assert float((said(config, point(model)) - said(config, model)).abs().max()) <= EXACT
-    assert float((said(config, empty) - said(config, twice)).abs().max()) > 1e-3
+        assert float((logits(config, point(model)) - logits(config, model)).abs().max()) <= EXACT
+    assert float((logits(config, empty) - logits(config, twice)).abs().max()) > 1e-3
 
 
 def _doubled(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -135,10 +146,10 @@ def _doubled(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def test_fixed_numbers_never_change() -> None:
-    found = fixed("a label", 4, 2)
-    assert torch.equal(found, fixed("a label", 4, 2))
-    assert not torch.equal(found, fixed("another", 4, 2))
+    found = fixed_numbers("a label", 4, 2)
+    assert torch.equal(found, fixed_numbers("a label", 4, 2))
+    assert not torch.equal(found, fixed_numbers("another", 4, 2))
     assert found.flatten()[:2].tolist() == [-0.658247111449043, 1.202452918945443]
-    large = fixed("large", 10_000)
+    large = fixed_numbers("large", 10_000)
     assert abs(float(large.mean())) < 0.05
     assert float(large.var()) == pytest.approx(1, abs=0.05)

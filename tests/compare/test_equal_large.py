@@ -1,10 +1,10 @@
-"""Models too large to hold: their outputs are looked at first, and strangers that these tell apart are not aligned."""
+"""Models too large to load: outputs are compared first, and unrelated models are then not aligned."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from equality_subjects import apart, perturbed, scrambled, with_tensors
+from compared_models import output_difference, perturbed, scrambled_file, with_tensors
 
 import isobasin as ib
 import tiny
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ib.Weights, ib.Weights]:
-    """Two Llamas of one shape that have nothing in common; their vocabulary is far wider than the stream."""
+    """Two unrelated Llamas of one shape, with a vocabulary far larger than the width of the stream."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     found = []
@@ -35,12 +35,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ib.Weights, ib.Wei
 
 @pytest.fixture(autouse=True)
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobasin.equivalence.answers.HELD", 0)
+    monkeypatch.setattr("isobasin.compare.outputs.MAX_LOADED_PARAMETERS", 0)
 
 
 @pytest.fixture
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Elements]:
-    """Where each sweep of an alignment began."""
+    """The elements at which each sweep of an alignment started."""
     seen: list[Elements] = []
     real = Board.sweep
 
@@ -53,19 +53,19 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Elements]:
 
 
 def by_chance(a: ib.Weights, b: ib.Weights) -> float:
-    """What the best rotation finds in common between two tables, the gain before the head folded into it."""
+    """The overlap that the best rotation finds between two tables, with the gain before the head folded into it."""
     tables = [torch.cat([w[EMBEDDING], w[HEAD] * w["model.norm.weight"]]).double() for w in (a, b)]
     return float(2 * torch.linalg.svdvals(tables[0].T @ tables[1]).sum() / sum(t.square().sum() for t in tables))
 
 
-def test_strangers_are_told_apart_by_their_outputs(
+def test_unrelated_models_are_distinguished_by_their_outputs(
     models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]
 ) -> None:
     a, b = models
     found = ib.equivalent(a, b)
     assert found.answer == "different"
     assert found.witness is not None
-    assert apart(a, b, found.witness.inputs) > 1e-2
+    assert output_difference(a, b, found.witness.inputs) > 1e-2
     assert ends_left(a, b, device=CPU) == pytest.approx(1 - by_chance(a, b), abs=1e-6)
     assert not sweeps
     assert found.parting is not None
@@ -73,36 +73,40 @@ def test_strangers_are_told_apart_by_their_outputs(
     assert found.facts["evidence"]["obstacle"] in str(found)  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("limit", "value"), [("answers.HELD", 10**6), ("witness.DOUBTLESS", float("inf"))])
-def test_strangers_that_can_be_held_or_leave_a_doubt_are_aligned(
+@pytest.mark.parametrize(
+    ("limit", "value"), [("outputs.MAX_LOADED_PARAMETERS", 10**6), ("equivalence.CERTAIN_THRESHOLD", float("inf"))]
+)
+def test_unrelated_models_that_can_be_loaded_or_are_not_certain_are_aligned(
     limit: str,
     value: float,
     models: tuple[ib.Weights, ib.Weights],
     sweeps: list[Elements],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"isobasin.equivalence.{limit}", value)
+    monkeypatch.setattr(f"isobasin.compare.{limit}", value)
     found = ib.equivalent(*models)
     assert found.answer == "different"
     assert sweeps
     assert found.element.kind == "group"
 
 
-@pytest.mark.parametrize("disguised", [True, False])
-def test_of_relatives_it_is_said_where_they_part(
-    disguised: bool, models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]
+@pytest.mark.parametrize("scrambled", [True, False])
+def test_related_models_are_aligned_to_locate_the_difference(
+    scrambled: bool, models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]
 ) -> None:
     a, _ = models
     changed = perturbed(a, V, 0.3)
-    found = ib.equivalent(a, scrambled(changed) if disguised else changed)
+    found = ib.equivalent(a, scrambled_file(changed) if scrambled else changed)
     assert found.answer == "different"
     assert found.parting is not None
     assert (found.parting.space, found.parting.tensor) == ("heads0", V)
     assert sweeps
 
 
-def test_new_embeddings_alone_make_no_strangers(models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]) -> None:
-    """Layers that stand where they stood are looked at, too."""
+def test_models_with_new_embeddings_alone_are_not_unrelated(
+    models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]
+) -> None:
+    """The layers as stored are compared, too."""
     a, other = models
     ends = {name: other[name] for name in (EMBEDDING, HEAD)}
     b = with_tensors(a, ends)
@@ -113,9 +117,9 @@ def test_new_embeddings_alone_make_no_strangers(models: tuple[ib.Weights, ib.Wei
     assert found.element.kind == "group"
 
 
-def test_a_disguised_copy_is_found(models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]) -> None:
+def test_a_scrambled_copy_is_found(models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]) -> None:
     a, _ = models
-    b = scrambled(a)
+    b = scrambled_file(a)
     assert ib.equivalent(a, b).answer == "same"
     assert sweeps
     assert ends_left(a, b, device=CPU) < 1e-9

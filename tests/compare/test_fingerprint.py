@@ -4,34 +4,38 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
-from likeness_subjects import CASES, FULL, cast, held, noisy, own, scrambled, subject
 
 from isobasin.action import Action
+from isobasin.compare.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Matrix
-from isobasin.likeness.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
 from isobasin.model import ModelConfig
 from isobasin.symmetries import symmetry
 from isobasin.weights import Weights
 
-COPIES, STRANGERS = (1000, 100) if FULL else (40, 20)
+COPIES, UNRELATED = (1000, 100) if FULL else (40, 20)
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_head": 4, "d_ff": 12, "d_vocab": 20, "n_positions": 8}
 
 
 def small(seed: int = 0, **switches: object) -> Weights:
-    return own(ModelConfig(**{**SMALL, "positions": "rope", "norm": "rms", "feed_forward": "swiglu", **switches}), seed)
+    return own_model(
+        ModelConfig(**{**SMALL, "positions": "rope", "norm": "rms", "feed_forward": "swiglu", **switches}),
+        seed,
+        torch.float64,
+    )
 
 
 @pytest.mark.slow
-def test_scrambled_copies_of_one_model_compare_equal_and_strangers_do_not() -> None:
+def test_scrambled_copies_of_one_model_compare_equal_and_unrelated_models_do_not() -> None:
     weights = small()
     mine = fingerprint(weights)
     copies = [fingerprint(cast(scrambled(weights, seed), torch.float32)) for seed in range(COPIES)]
     assert all(mine.matches(copy) for copy in copies)
-    strangers = [mine, *(fingerprint(small(seed)) for seed in range(1, STRANGERS))]
-    pairs = [(x, y) for k, x in enumerate(strangers) for y in strangers[:k]]
+    unrelated = [mine, *(fingerprint(small(seed)) for seed in range(1, UNRELATED))]
+    pairs = [(x, y) for k, x in enumerate(unrelated) for y in unrelated[:k]]
     assert not any(x.matches(y) for x, y in pairs)
     assert min(max(x.steps(y)) for x, y in pairs) > 20
 
@@ -39,21 +43,21 @@ def test_scrambled_copies_of_one_model_compare_equal_and_strangers_do_not() -> N
 @pytest.mark.hf
 @pytest.mark.parametrize("name", CASES)
 def test_every_family_keeps_its_fingerprint_when_moved_or_cast(name: str) -> None:
-    weights = subject(name)
+    weights = tiny_model(name)
     mine, exact = fingerprint(weights), invariants(weights)
     copy = scrambled(weights)
     assert float((invariants(copy) - exact).abs().max()) < 1e-9
     assert float((invariants(cast(copy, torch.float32)) - exact).abs().max()) < 1e-4 * QUANTUM
     assert mine.matches(fingerprint(cast(copy, torch.bfloat16)))
     assert mine.matches(fingerprint(cast(weights, torch.float16)))
-    assert not mine.matches(fingerprint(subject(name, 1)))
+    assert not mine.matches(fingerprint(tiny_model(name, 1)))
     assert not mine.matches(fingerprint(scrambled(noisy(weights, 0.1))))
 
 
 @pytest.mark.hf
 @pytest.mark.parametrize("name", ["gpt2-lm-untied", "bert-masked-lm-untied", "llama-biases", "gpt_neox-sequential"])
 def test_every_tensor_is_seen_unless_the_function_does_not_see_it(name: str) -> None:
-    weights, other = subject(name), subject(name, 1)
+    weights, other = tiny_model(name), tiny_model(name, 1)
     mine = fingerprint(weights)
     for tensor, pattern in weights.arch.tensors.items():
         if not pattern.buffer:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from equality_subjects import apart, model, perturbed, scrambled, small, with_tensors
+from compared_models import output_difference, perturbed, scrambled_file, small_model, tiny_model, with_tensors
 from safetensors.torch import load_file
 
 import isobasin as ib
 from isobasin.cli import run
-from isobasin.equivalence.answers import Runner
+from isobasin.compare.outputs import Runner
 from isobasin.running import module_of, random_inputs
 
 pytestmark = pytest.mark.hf
@@ -29,9 +29,9 @@ def answered(arguments: list[Any], capsys: pytest.CaptureFixture[str]) -> tuple[
 
 
 def test_same_exits_0_and_keeps_the_element(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = small(positions="rope", bias=False)
+    a = small_model(positions="rope", bias=False)
     a.save(tmp_path / "a")
-    scrambled(a).save(tmp_path / "b", max_shard_size="1KB")
+    scrambled_file(a).save(tmp_path / "b", max_shard_size="1KB")
     element = tmp_path / "element.safetensors"
     code, facts = answered([tmp_path / "a", tmp_path / "b", "--save-transform", element], capsys)
     assert (code, facts["verdict"], facts["precision"]) == (0, "same", "float32")
@@ -44,7 +44,7 @@ def test_same_exits_0_and_keeps_the_element(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_different_exits_1_and_keeps_the_witness(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = small()
+    a = small_model()
     b = perturbed(a, UP)
     a.save(tmp_path / "a")
     b.save(tmp_path / "b")
@@ -54,36 +54,36 @@ def test_different_exits_1_and_keeps_the_witness(tmp_path: Path, capsys: pytest.
     assert facts["evidence"]["parts_at"]["space"] == "ff"
     assert facts["evidence"]["parts_at"]["layer"] == 0
     kept = load_file(file)
-    said = facts["evidence"]["witness"]
-    assert kept["input_ids"].tolist() == said["input"]["input_ids"]
-    assert float(kept["output_a"][said["place"]]) == pytest.approx(said["output_a"])
-    assert apart(a, b, {"input_ids": kept["input_ids"]}) == pytest.approx(said["difference"], rel=0.05)
+    witness = facts["evidence"]["witness"]
+    assert kept["input_ids"].tolist() == witness["input"]["input_ids"]
+    assert float(kept["output_a"][witness["place"]]) == pytest.approx(witness["output_a"])
+    assert output_difference(a, b, {"input_ids": kept["input_ids"]}) == pytest.approx(witness["difference"], rel=0.05)
 
 
 def test_undecided_exits_3_in_words_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, deep = small(bias=False), small(n_layers=2, bias=False)
+    a, deep = small_model(bias=False), small_model(n_layers=2, bias=False)
     empty = {n: torch.zeros_like(deep[n]) for n in ("blocks.1.attn.o.weight", "blocks.1.mlp.down.weight")}
     a.save(tmp_path / "a")
     with_tensors(deep, {n: a[n] for n in a} | empty).save(tmp_path / "b")
     assert run(["equal", str(tmp_path / "a"), str(tmp_path / "b"), "--quiet"]) == 3
-    said = capsys.readouterr()
-    assert said.out.startswith("undecided: outputs agree on")
-    assert "n_layers: A has 1, B has 2" in said.out
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert printed.out.startswith("undecided: outputs agree on")
+    assert "n_layers: A has 1, B has 2" in printed.out
+    assert printed.err == ""
 
 
 def test_mistakes_exit_2_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small().save(tmp_path / "a")
-    small(d_vocab=18).save(tmp_path / "b")
+    small_model().save(tmp_path / "a")
+    small_model(d_vocab=18).save(tmp_path / "b")
     for arguments, expected in (
         ([tmp_path / "a", tmp_path / "b"], "vocabulary: A has 17, B has 18"),
         ([tmp_path / "a", tmp_path / "none"], "none"),
         ([tmp_path / "a", tmp_path / "a", "--precision", "half"], "--precision 'half' is unknown"),
     ):
         assert run(["equal", *map(str, arguments)]) == 2
-        said = capsys.readouterr().err.strip().splitlines()
-        assert len(said) == 1
-        assert expected in said[0]
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1
+        assert expected in lines[0]
 
 
 def test_help_imports_no_torch() -> None:
@@ -97,15 +97,15 @@ def test_help_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "bert-pretraining", "vit-masked-image", "gpt2-classifier"])
-def test_a_streamed_model_says_the_same_and_holds_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = model(name)
+def test_a_streamed_model_gives_the_same_outputs_and_holds_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tiny_model(name)
     inputs = random_inputs(weights, n=3)
-    held = Runner(weights).say(inputs)
-    monkeypatch.setattr("isobasin.equivalence.answers.HELD", 0)
+    held = Runner(weights).run(inputs)
+    monkeypatch.setattr("isobasin.compare.outputs.MAX_LOADED_PARAMETERS", 0)
     streamed = Runner(weights)
-    assert streamed.streams
-    assert all(torch.allclose(x, y, atol=1e-5, rtol=1e-5) for x, y in zip(held, streamed.say(inputs), strict=True))
+    assert streamed.streamed
+    assert all(torch.allclose(x, y, atol=1e-5, rtol=1e-5) for x, y in zip(held, streamed.run(inputs), strict=True))
     assert {p.device.type for p in streamed.module.parameters()} == {"meta"}
     assert {p.device.type for p in module_of(weights).parameters()} == {"cpu"}
     other = Runner(perturbed(weights, next(n for n in weights if n.endswith("weight")), 0.5))
-    assert not torch.allclose(other.say(inputs)[0], held[0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(other.run(inputs)[0], held[0], atol=1e-5, rtol=1e-5)

@@ -1,10 +1,10 @@
-"""Every family: a disguised copy is the same, a cast one the same at its precision, a changed one different."""
+"""Every family: a scrambled copy is the same, a cast one the same at its precision, a changed one different."""
 
 import os
 
 import pytest
 import torch
-from equality_subjects import apart, matrices, model, perturbed, scrambled
+from compared_models import matrices, output_difference, perturbed, scrambled_file, tiny_model
 
 import isobasin as ib
 import tiny
@@ -21,8 +21,8 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 @pytest.mark.parametrize("name", CASES if FULL else ["mistral-gqa"])
 def test_a_scrambled_copy_is_the_same(name: str) -> None:
-    a = model(name)
-    found = ib.equivalent(a, scrambled(a))
+    a = tiny_model(name)
+    found = ib.equivalent(a, scrambled_file(a))
     assert found.answer == "same", str(found)
     assert found.precision == "float32"
     assert found.element.kind == "group"
@@ -33,8 +33,8 @@ def test_a_scrambled_copy_is_the_same(name: str) -> None:
 
 @every_case
 def test_a_scrambled_copy_in_a_narrow_type_is_the_same_at_that_precision(name: str) -> None:
-    a = model(name)
-    found = ib.equivalent(a, scrambled(a, torch.bfloat16))
+    a = tiny_model(name)
+    found = ib.equivalent(a, scrambled_file(a, torch.bfloat16))
     assert (found.answer, found.precision) == ("same", "bfloat16"), str(found)
     assert "up to rounding of bfloat16" in found.reason
     assert max(r.distance for r in found.element.residuals) > 1e-4  # it is a copy that was rounded
@@ -42,16 +42,16 @@ def test_a_scrambled_copy_in_a_narrow_type_is_the_same_at_that_precision(name: s
 
 @every_case
 def test_one_matrix_changed_by_a_thousandth_is_different_with_a_witness(name: str) -> None:
-    a = model(name)
+    a = tiny_model(name)
     changed = matrices(a)[len(name) % len(matrices(a))]
-    b = scrambled(perturbed(a, changed))
+    b = scrambled_file(perturbed(a, changed))
     found = ib.equivalent(a, b)
     assert found.answer == "different", str(found)
     assert found.witness is not None
     assert found.witness.difference > 10 * found.witness.rounding
     # Run again by formulas of our own, in float64: the difference is real.
-    assert apart(a, b, found.witness.inputs) == pytest.approx(found.witness.difference, rel=0.05)
-    assert apart(a, scrambled(a), found.witness.inputs) < 1e-5 < found.witness.difference
+    assert output_difference(a, b, found.witness.inputs) == pytest.approx(found.witness.difference, rel=0.05)
+    assert output_difference(a, scrambled_file(a), found.witness.inputs) < 1e-5 < found.witness.difference
     assert found.parting is not None
     assert found.parting.ratio > 100
     assert changed in found.parting.tensor or shares_space(a, changed, found.parting.tensor)
@@ -60,13 +60,13 @@ def test_one_matrix_changed_by_a_thousandth_is_different_with_a_witness(name: st
 @pytest.mark.parametrize(("name", "module"), [("gpt2-one-head", "h.1.attn.c_proj"), ("gpt2-bare", "h.0.mlp.c_proj")])
 def test_a_matrix_is_named_before_the_bias_it_reaches_and_a_bias_by_itself(name: str, module: str) -> None:
     """An output bias takes up what the bias before it sends through the matrix; both belong to the layer."""
-    a = model(name)
+    a = tiny_model(name)
     (weight,) = (n for n in a if n.endswith(f"{module}.weight"))
     bias = a.arch.bias_of(weight)
     assert bias is not None
     layer = int(module.split(".")[1])
     for changed in (weight, bias):
-        found = ib.equivalent(a, scrambled(perturbed(a, changed)))
+        found = ib.equivalent(a, scrambled_file(perturbed(a, changed)))
         assert found.answer == "different", str(found)
         assert found.parting is not None
         assert (found.parting.tensor, found.parting.layer) == (changed, layer)

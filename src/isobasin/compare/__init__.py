@@ -1,0 +1,1 @@
+"""Comparison of two models modulo symmetry: equivalence, distance, canonical points and fingerprints."""

@@ -1,0 +1,257 @@
+"""Degenerate models: where the conditions of the theorem fail, and removal of the freedom that the function ignores.
+
+Two attention layers whose matrices have full column rank and whose patterns QKᵀ (under rotary positions the families
+Q R_n Kᵀ) are pairwise distinct and not zero compute the same function only if a group element maps one to the other.
+Where a condition fails, a larger group may act, and the absence of a group element proves nothing.
+
+| fails | ignored by the function | removed by |
+|---|---|---|
+| V Oᵀ = 0 | Q and O of that head, and K and V if no other head reads them | zero |
+| rank of V or O, of Q or K | the part of one factor that the other maps to zero | projection |
+| a rotary pair with q = 0 or k = 0 | the other of the two | zero |
+| equal patterns of c heads | GL(c·d_h) on their V–O: only Σ V Oᵀ counts | its singular vectors, sorted over the heads |
+| a unit that writes or reads nothing | the rest of the unit | zero |
+
+The removal takes place in the normal form, where the stream moves by orthogonal maps. Singular vectors move along, so
+two models with the same function become two members of one ordinary orbit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, HeadSpace
+from isobasin.compare.residual import rounding_unit
+from isobasin.gauge.coordinate import face_columns
+from isobasin.match.attention import AttentionMatrices, attention_matrices
+from isobasin.match.headcost import product_squares
+from isobasin.match.heads import RANK, query_key_cost, stacked
+from isobasin.normalize import normalize
+from isobasin.views import Doubled, Tensors, View
+from isobasin.weights import Weights
+
+
+@dataclass(frozen=True)
+class FailedCondition:
+    """A condition of the theorem that does not hold, and where."""
+
+    model: str
+    layer: int
+    heads: tuple[int, ...]
+    condition: str
+
+    def to_dict(self) -> dict[str, object]:
+        return {"model": self.model, "layer": self.layer, "heads": list(self.heads), "condition": self.condition}
+
+    def __str__(self) -> str:
+        heads = " and ".join(map(str, self.heads))
+        return f"{self.model}, layer {self.layer}, head {heads}: {self.condition}"
+
+
+def failed_conditions(weights: Weights, model: str) -> tuple[FailedCondition, ...]:
+    """Every condition that fails in this model at its stored precision; one layer in memory at a time."""
+    folded, least = Doubled(normalize(weights).apply(weights)), _least(weights)
+    return tuple(
+        FailedCondition(model, layer, where, what)
+        for layer, heads in enumerate(weights.arch.heads())
+        for where, what in _failures(attention_matrices(weights.arch, heads, folded), heads, least)
+    )
+
+
+def _least(weights: Weights) -> float:
+    """The relative size below which a singular value counts as zero in a file of this type."""
+    return max(RANK, 4 * rounding_unit(weights.dtype))
+
+
+def _failures(m: AttentionMatrices, heads: HeadSpace, least: float) -> Iterator[tuple[tuple[int, ...], str]]:
+    for name, x in (("Q", m.q), ("K", m.k), ("V", m.v), ("O", m.o)):
+        values = torch.linalg.svdvals(x)
+        ranks = (values > least * values[..., :1].clamp(min=1e-300)).sum(-1)
+        for head, rank in enumerate(ranks.tolist()):
+            if rank < x.shape[-1]:
+                yield (head,), f"{name} has rank {rank} of {x.shape[-1]}"
+    sizes, cost = _patterns(m, heads)
+    for head in torch.nonzero(sizes <= least**2 * sizes.max()).flatten().tolist():
+        yield (head,), "its pattern is zero"
+    if heads.permutable:  # heads with different slopes differ even if their patterns agree
+        for pair in _equal_patterns(sizes, cost, least):
+            yield pair, "equal patterns"
+
+
+def _patterns(m: AttentionMatrices, heads: HeadSpace) -> tuple[Tensor, Tensor]:
+    """The squared norm of each query head's pattern, and the squared distances between them."""
+    zero = AttentionMatrices(*(torch.zeros_like(x) for x in (m.q, m.k, m.v, m.o)))
+    return query_key_cost(m, zero, heads, "complete")[:, 0], query_key_cost(m, m, heads, "complete")
+
+
+def _equal_patterns(sizes: Tensor, cost: Tensor, least: float) -> list[tuple[int, int]]:
+    """Pairs of heads with equal patterns that are not zero."""
+    seen = sizes > least**2 * sizes.max()
+    near = cost <= least**2 * (sizes[:, None] + sizes)
+    both = torch.triu(near & seen[:, None] & seen, diagonal=1)
+    return [(i, j) for i, j in torch.nonzero(both).tolist()]
+
+
+def remove_degeneracies(weights: Weights) -> tuple[Weights, tuple[str, ...]]:
+    """The same function in normal form without the freedom in the table above, and notes on what was removed."""
+    folded = normalize(weights).apply(weights)
+    tensors, notes, least = Doubled(folded), list[str](), _least(weights)
+    changed: dict[str, Tensor] = {}
+    for layer, heads in enumerate(weights.arch.heads()):
+        after, found = _reduced_heads(attention_matrices(weights.arch, heads, tensors), heads, least)
+        if found:
+            changed |= _stored_heads(weights.arch, layer, tensors, after)
+            notes += [f"layer {layer}: {note}" for note in found]
+    for layer in range(weights.arch.sizes.n_layers):
+        emptied, count = _without_dead_units(weights.arch, f"ff{layer}", tensors)
+        changed |= emptied
+        notes += [f"layer {layer}: {count} units are not seen"] if count else []
+    view = View(folded.tensors, {name: lambda _, t=t: t.clone() for name, t in changed.items()})  # type: ignore[misc]
+    return replace(folded, tensors=view, changed=folded.changed | set(changed)), tuple(notes)
+
+
+def _reduced_heads(m: AttentionMatrices, heads: HeadSpace, least: float) -> tuple[AttentionMatrices, list[str]]:
+    m, notes = _without_silent_heads(m, heads)
+    m, shared = _with_sorted_values(m, heads, least)
+    notes += shared
+    for step in (_with_reduced_values, _with_reduced_keys, _with_reduced_pairs):
+        m, found = step(m, heads)
+        notes += found
+    return m, notes
+
+
+def _without_silent_heads(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
+    """Heads with V Oᵀ = 0 set to zero; K and V only where all queries of the kv head are silent."""
+    sizes = product_squares(m.v, m.o)
+    silent = sizes <= RANK**2 * sizes.max()
+    whole = silent.reshape(heads.n_kv_heads, -1).all(1)
+    q, o = (x * ~silent[:, None, None] for x in (m.q, m.o))
+    k, v = (x * ~whole[:, None, None] for x in (m.k, m.v))
+    return AttentionMatrices(q, k, v, o), [f"head {h} says nothing" for h in torch.nonzero(silent).flatten().tolist()]
+
+
+def _with_sorted_values(m: AttentionMatrices, heads: HeadSpace, least: float) -> tuple[AttentionMatrices, list[str]]:
+    """Heads with equal patterns: their joint V Oᵀ by its singular vectors, largest first."""
+    if not heads.permutable or heads.group_size > 1:
+        return m, []
+    v, o, notes = m.v.clone(), m.o.clone(), []
+    for family in _connected(_equal_patterns(*_patterns(m, heads), least)):
+        chosen = torch.tensor(family)
+        left, right = _sorted_factors(torch.cat(list(m.v[chosen]), -1), torch.cat(list(m.o[chosen]), -1))
+        v[chosen], o[chosen] = (torch.stack(x.split(heads.d_head, -1)) for x in (left, right))
+        notes.append(f"heads {' and '.join(map(str, family))} have one pattern and share their values")
+    return AttentionMatrices(m.q, m.k, v, o), notes
+
+
+def _connected(pairs: list[tuple[int, int]]) -> list[list[int]]:
+    """The connected components of a graph given by its edges."""
+    found: list[set[int]] = []
+    for pair in pairs:
+        joined = [f for f in found if f & set(pair)]
+        found = [f for f in found if f not in joined] + [set(pair).union(*joined)]
+    return [sorted(f) for f in found]
+
+
+def _sorted_factors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """X Yᵀ = L Rᵀ with L = U √S, R = W √S, without forming the d × d product; as many columns as before."""
+    basis_x, r_x = torch.linalg.qr(x)
+    basis_y, r_y = torch.linalg.qr(y)
+    u, s, wt = torch.linalg.svd(r_x @ r_y.mT, full_matrices=False)
+    missing = (0, x.shape[-1] - len(s))
+    left, right = basis_x @ u * s.sqrt(), basis_y @ wt.mT * s.sqrt()
+    return torch.nn.functional.pad(left, missing), torch.nn.functional.pad(right, missing)
+
+
+def _with_reduced_values(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
+    v, o, deficient = _reduced_factors(m.v, stacked(m.o, heads))
+    notes = [f"V–O of kv head {h} is not of full rank" for h in deficient]
+    return AttentionMatrices(m.q, m.k, v, o.reshape(m.o.shape)), notes
+
+
+def _with_reduced_keys(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
+    r = heads.rotary
+    if r == heads.d_head:
+        return m, []
+    q, k, deficient = _reduced_factors(stacked(m.q, heads)[..., r:], m.k[..., r:])
+    q = torch.cat([m.q[..., :r], q.reshape(*m.q.shape[:-1], -1)], -1)
+    notes = [f"Q–K of kv head {h} is not of full rank" for h in deficient]
+    return AttentionMatrices(q, torch.cat([m.k[..., :r], k], -1), m.v, m.o), notes
+
+
+def _with_reduced_pairs(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
+    """Rotary pairs with q = 0 or k = 0 set to zero in both."""
+    r = heads.rotary
+    if not r:
+        return m, []
+    first = torch.arange(0, r, 2) if heads.interleaved else torch.arange(r // 2)
+    second = first + (1 if heads.interleaved else r // 2)
+    q = stacked(m.q, heads)
+    sizes = [x[..., first].square().sum(-2) + x[..., second].square().sum(-2) for x in (q, m.k)]
+    product = sizes[0] * sizes[1]
+    empty = product <= RANK**2 * product.amax(-1, keepdim=True)
+    keep = torch.ones(heads.n_kv_heads, heads.d_head, dtype=q.dtype)
+    keep[:, first], keep[:, second] = (~empty).to(q.dtype), (~empty).to(q.dtype)
+    reduced = AttentionMatrices((q * keep[:, None]).reshape(m.q.shape), m.k * keep[:, None], m.v, m.o)
+    touched = torch.nonzero((empty & (sizes[0] + sizes[1] > 0)).any(-1)).flatten().tolist()
+    return reduced, [f"kv head {h} has rotary pairs that meet nothing" for h in touched]
+
+
+def _reduced_factors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """X and Y without the part that the product X Yᵀ ignores: X Π_Y, then Y Π_X; and the heads that were changed."""
+    deficient = _is_deficient(x) | _is_deficient(y)
+    if not bool(deficient.any()):
+        return x, y, []
+    reduced_x = torch.where(deficient[:, None, None], x @ _row_space_projection(y), x)
+    reduced_y = torch.where(deficient[:, None, None], y @ _row_space_projection(reduced_x), y)
+    return reduced_x, reduced_y, torch.nonzero(deficient).flatten().tolist()
+
+
+def _is_deficient(x: Tensor) -> Tensor:
+    """Heads that are neither of full rank nor zero."""
+    values = torch.linalg.eigvalsh(x.mT @ x)
+    return (values[:, 0] <= RANK**2 * values[:, -1]) & (values[:, -1] > 0)
+
+
+def _row_space_projection(x: Tensor) -> Tensor:
+    values, basis = torch.linalg.eigh(x.mT @ x)
+    kept = basis * (values > RANK**2 * values[..., -1:]).to(x.dtype).unsqueeze(-2)
+    return kept @ kept.mT
+
+
+def _stored_heads(arch: Architecture, layer: int, tensors: Tensors, m: AttentionMatrices) -> dict[str, Tensor]:
+    """The matrices in the layout in which the checkpoint stores them."""
+    found: dict[str, Tensor] = {}
+    for face, dual, x in (("qk", True, m.q), ("qk", False, m.k), ("vo", False, m.v), ("vo", True, m.o)):
+        for name, axis, words, term in arch.carriers(f"{face}{layer}"):
+            if term.dual != dual:
+                continue
+            whole = found.setdefault(name, tensors[name].clone()).movedim(axis, 0)
+            rows = torch.tensor(face_columns(arch, words, f"{face}{layer}", dual=dual))
+            if whole.dim() == 1:
+                whole[rows] = x[:, -1].flatten()
+            else:
+                whole[rows] = x[:, : whole.shape[1]].mT.flatten(0, 1)
+    return found
+
+
+def _without_dead_units(arch: Architecture, space: str, tensors: Tensors) -> tuple[dict[str, Tensor], int]:
+    """Units whose up · down (or gate) is zero, set to zero in every tensor; and how many they are."""
+    carriers = {name: (axis, term) for name, axis, _, term in arch.carriers(space)}
+    squares: dict[str, Tensor] = {}
+    for name, (axis, term) in carriers.items():
+        role = "down" if term.dual else "gate" if term.magnitude else "up"
+        square = tensors[name].movedim(axis, 0).reshape(tensors[name].shape[axis], -1).square().sum(1)
+        squares[role] = squares.get(role, torch.zeros_like(square)) + square
+    product = squares["up"] * squares["down"]
+    dead = product <= RANK**2 * product.max()
+    if "gate" in squares:
+        dead |= squares["gate"] <= RANK**2 * squares["gate"].max()
+    if not bool((torch.stack([s * dead for s in squares.values()]).sum(0) > 0).any()):  # none, or already all zero
+        return {}, 0
+    emptied = {}
+    for name, (axis, _) in carriers.items():
+        emptied[name] = tensors[name].clone()
+        emptied[name].movedim(axis, 0)[dead] = 0
+    return emptied, int(dead.sum())

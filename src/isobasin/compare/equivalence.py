@@ -1,0 +1,175 @@
+"""`equivalent`: do two models compute the same function?
+
+The evidence is a transform that brings B to A within rounding, outputs that agree, or an input on which they differ.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from isobasin.arch.fields import Fields
+from isobasin.compare.degenerate import remove_degeneracies
+from isobasin.compare.normal_form import refine_transform, with_same_tying
+from isobasin.compare.outputs import CERTAIN_THRESHOLD, OutputComparison, find_witness, probes, worst_input
+from isobasin.compare.residual import Residual, coarsest_precision, dtype_named, perturbed, residuals, rounding_units
+from isobasin.compare.similarity import require_equal
+from isobasin.compare.verdict import Kind, TransformEvidence, Verdict, decide
+from isobasin.errors import ArchitectureError
+from isobasin.match.align import align
+from isobasin.match.comparable import check_comparable
+from isobasin.match.matchers import WeightMatching
+from isobasin.match.whole import ends_left
+from isobasin.running import DEFAULT_CLASSES
+from isobasin.transform import Transform
+from isobasin.weights import Weights
+
+# Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
+# 0 between copies, about 1 between unrelated models.
+UNRELATED_THRESHOLD = 0.5
+UNRELATED = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
+_INPUT_SETTINGS = (
+    ("vocabulary", ("vocab_size", "d_vocab")),
+    ("image size", ("image_size",)),
+    ("channels", ("num_channels", "n_channels")),
+)
+
+
+def equivalent(
+    a: Weights,
+    b: Weights,
+    *,
+    precision: str = "stored",
+    seed: int = 0,
+    device: torch.device | None = None,
+    watch: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Whether two models of one family compute the same function, up to the rounding of their stored types.
+
+    `same` requires a symmetry transform that brings B to A within rounding, and outputs that agree; `different` an
+    input on which the outputs differ by far more than rounding explains. Everything else is `undecided`, with the
+    reason. `precision` may name a type coarser than the stored ones; `watch` is called with the name of each step.
+
+    >>> print(equivalent(a, scramble(a, seed=1).apply(a)))  # doctest: +SKIP
+    same: up to rounding of float32: …
+    """
+    report = watch or (lambda text: None)
+    if precision != "stored":
+        dtype_named(precision)
+    _check_same_task(a, b)
+    device = device or torch.device("cpu")
+    measure = partial(residuals, precision=precision, seed=seed, device=device)
+    pair = _ModelPair(*with_same_tying(a, b), precision, seed, device, measure)
+    outputs = OutputComparison(a, b, precision, seed)
+    report("comparing the weights as stored")
+    element = pair.as_stored()
+    report("running both models")
+    compared = outputs.compare(probes(a, b, seed=seed, brief=outputs.streamed))
+    if not element.fits and element.transform is not None:
+        report("aligning")
+        # Where the outputs are decisive, an alignment only locates the difference. For large unrelated models it is
+        # too expensive for that.
+        certain = worst_input(compared).ratio > CERTAIN_THRESHOLD
+        unrelated = outputs.streamed and certain and pair.is_unrelated(element)
+        element = replace(element, obstacle=UNRELATED) if unrelated else pair.aligned("group", pair.a, pair.b)
+    if not element.fits and find_witness(compared) is None:
+        compared = outputs.with_token_probe(compared, element.differing_tokens)
+    if not element.fits and find_witness(compared) is None:
+        report("refining the transform and estimating its uncertainty")
+        element = pair.refined(element)
+    if not element.fits and find_witness(compared) is None:
+        report("removing degeneracies")
+        element = pair.without_degeneracies(element)
+    if not element.fits and find_witness(compared) is None:
+        report("searching for an input on which the outputs differ")
+        compared = outputs.with_search(compared)
+    return decide(a, b, element, compared, coarsest_precision(a, b, precision=precision))
+
+
+@dataclass(frozen=True)
+class _ModelPair:
+    """Two models, both tied or both untied, and the settings of the comparison."""
+
+    a: Weights
+    b: Weights
+    precision: str
+    seed: int
+    device: torch.device
+    residuals: Callable[..., tuple[Residual, ...]]
+
+    def as_stored(self) -> TransformEvidence:
+        """A and B compared without an alignment."""
+        try:
+            check_comparable(self.a, self.b)
+        except ArchitectureError as error:
+            return TransformEvidence("none", obstacle=str(error).partition(";")[0])
+        identity = Transform(self.b.arch.family, dict(self.b.arch.spaces))
+        return TransformEvidence("identity", identity, self.residuals(self.a, self.b, identity))
+
+    def is_unrelated(self, found: TransformEvidence) -> bool:
+        """Whether no layer is close as stored, and no map of the stream brings embeddings and head close."""
+        layers = [r.distance for r in found.residuals if r.layer is not None]
+        if not min(layers, default=0.0) > UNRELATED_THRESHOLD:
+            return False
+        return ends_left(self.a, self.b, device=self.device) > UNRELATED_THRESHOLD
+
+    def refined(self, found: TransformEvidence) -> TransformEvidence:
+        """The transform after more sweeps; if it still does not fit, with a noise floor that includes the uncertainty
+        of the transform: heads of bad condition have a large rounding error, which affects the map of the stream and so
+        every other tensor."""
+        if found.transform is None:
+            return found
+        transform = refine_transform(self.a, self.b, found.transform, self.device)
+        better = replace(found, transform=transform, residuals=self.residuals(self.a, self.b, transform))
+        if better.fits:
+            return better
+        copy = perturbed(self.b, rounding_units(self.b, self.precision), seed=self.seed)
+        of_copy = refine_transform(self.a, copy, transform, self.device)
+        tolerant = replace(better, residuals=self.residuals(self.a, self.b, transform, perturbed_transform=of_copy))
+        return tolerant if tolerant.fits else found
+
+    def without_degeneracies(self, found: TransformEvidence) -> TransformEvidence:
+        """A transform between the two models after the freedom of larger groups was removed from both."""
+        if not found.residuals:
+            return found
+        (a, notes_a), (b, notes_b) = remove_degeneracies(self.a), remove_degeneracies(self.b)
+        if not notes_a and not notes_b:
+            return found
+        steps = (*(f"A, {note}" for note in notes_a), *(f"B, {note}" for note in notes_b))
+        reduced = replace(self.aligned("larger group", a, b), steps=steps)
+        return reduced if reduced.fits else found
+
+    def aligned(self, kind: Kind, a: Weights, b: Weights) -> TransformEvidence:
+        matcher = WeightMatching(scope="model")
+        found = align(b, to=a, matcher=matcher, dtype="float32", device=self.device, verify=False)
+        return TransformEvidence(kind, found.transform, self.residuals(a, b, found.transform))
+
+
+def _check_same_task(a: Weights, b: Weights) -> None:
+    """Raise unless both models map the same inputs to the same kind of output."""
+    remedy = "only models that map the same inputs to the same outputs can be compared"
+    require_equal("family", a.arch.family, b.arch.family, remedy=remedy)
+    for what, keys in _INPUT_SETTINGS:
+        found = [next((w.config[k] for k in keys if w.config.get(k) is not None), None) for w in (a, b)]
+        require_equal(what, *found, remedy=remedy)
+    require_equal("class", _output_class(a), _output_class(b), remedy=remedy)
+    for name in a.arch.tensors:
+        sizes = [_open_sizes(w, name) for w in (a, b)]
+        if None not in sizes:
+            require_equal(f"tensor {name}: open axes", *sizes, remedy=remedy)
+
+
+def _output_class(weights: Weights) -> str:
+    """The class that runs the model; for our own model, what its head is for."""
+    if weights.arch.family == "isobasin":
+        return "classifier" if weights.config.get("n_classes") else "language model"
+    return Fields(weights.config).architecture or DEFAULT_CLASSES[weights.arch.family]
+
+
+def _open_sizes(weights: Weights, name: str) -> tuple[int, ...] | None:
+    """The lengths of the axes that belong to no space: tokens, labels, positions, pixels."""
+    pattern = weights.arch.tensors.get(name)
+    if pattern is None or pattern.buffer:
+        return None
+    return tuple(n for n, axis in zip(weights.arch.shapes[name], pattern.roles[0].axes) if not axis.terms)

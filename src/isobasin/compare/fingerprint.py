@@ -1,0 +1,254 @@
+"""A short string that all members of an orbit share, and other models do not.
+
+Its entries are numbers that no symmetry of the model changes. Products of the embeddings and the head with fixed
+numbers over tokens, positions and outputs give vectors that rotate with the stream, `left` and `right`. Each layer
+gives invariants between them: left (V Oᵀ) right summed over heads, left (Q Kᵀ) right with a fixed phase for each rotary
+pair, gate·up·down summed over units; and the logarithms of the norms of these products.
+
+The invariants are mixed over the layers with fixed signs and rounded to a quantum. Two fingerprints match if no entry
+differs by more than one quantum: numbers closer than a quantum are never rounded to entries two apart.
+"""
+
+import hashlib
+import json
+import math
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isobasin.arch import Axis, HeadSpace, Space
+from isobasin.compare.canonical import pair_weights
+from isobasin.compare.normal_form import MOVES, BalancedModel, fixed_numbers, rotary_pairs, stream_rows, unit_rows
+from isobasin.errors import IsobasinError
+from isobasin.match.attention import AttentionMatrices, attention_matrices
+from isobasin.match.canonical import ENDS, STREAM
+from isobasin.match.comparable import SETTINGS, rope
+from isobasin.shapes import Float
+from isobasin.views import Tensors
+from isobasin.weights import Weights
+
+VERSION = "ib1"
+QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/likeness.md
+EACH = 8  # entries of each kind
+SOFTENING = 0.1  # of the largest table: added to the norm by which a table is divided, so rounding is not amplified
+KINDS = ("ends", "qk", "vo", "ff", "vectors")  # seeds of the fixed signs, so part of the format; ends: embeddings, head
+SIZES = ("size qk", "size vo", "size ff")
+COUNT = EACH * len(KINDS) + 2 * len(SIZES) + 1
+_DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
+_HALF = len(_DIGITS) ** 2 // 2
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Family, a digest of shapes and settings, and quantised invariants. `str` writes it, `read` parses it."""
+
+    family: str
+    digest: str
+    entries: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return ".".join((VERSION, self.family, self.digest, "".join(map(_encode, self.entries))))
+
+    @staticmethod
+    def read(text: str) -> "Fingerprint":
+        """Parse a fingerprint; the error says what is wrong with the string."""
+        parts = text.strip().split(".")
+        if len(parts) != 4 or parts[0] != VERSION:
+            raise IsobasinError(
+                f"{text.strip()[:60]!r} is no fingerprint of this version, expected {VERSION}.family.digest.entries; "
+                "make it again with `isobasin fingerprint`"
+            )
+        body = parts[3]
+        if len(body) != 2 * COUNT or not set(body) <= set(_DIGITS):
+            raise IsobasinError(
+                f"fingerprint {text.strip()[:40]}…: found {len(body)} characters of entries, expected {2 * COUNT} "
+                "letters, digits, - or _; it was cut or changed: make it again"
+            )
+        pairs = (body[k : k + 2] for k in range(0, len(body), 2))
+        return Fingerprint(parts[1], parts[2], tuple(_decode(pair) for pair in pairs))
+
+    def steps(self, other: "Fingerprint") -> tuple[int, ...]:
+        """The difference of each entry in quanta; empty if the two models have different shapes or settings."""
+        if (self.family, self.digest) != (other.family, other.digest):
+            return ()
+        return tuple(abs(x - y) for x, y in zip(self.entries, other.entries, strict=True))
+
+    def matches(self, other: "Fingerprint") -> bool:
+        """Whether both can belong to one orbit: the same shape, and no entry more than one quantum away."""
+        steps = self.steps(other)
+        return bool(steps) and max(steps) <= 1
+
+
+def _encode(entry: int) -> str:
+    high, low = divmod(entry + _HALF, len(_DIGITS))
+    return _DIGITS[high] + _DIGITS[low]
+
+
+def _decode(pair: str) -> int:
+    return _DIGITS.index(pair[0]) * len(_DIGITS) + _DIGITS.index(pair[1]) - _HALF
+
+
+def fingerprint(weights: Weights) -> Fingerprint:
+    """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64.
+
+    >>> fingerprint(model).matches(fingerprint(scrambled))  # doctest: +SKIP
+    True
+    """
+    found = (invariants(weights) / QUANTUM).round().clamp(-_HALF, _HALF - 1)
+    return Fingerprint(weights.arch.family, _digest(weights), tuple(int(x) for x in found))
+
+
+def invariants(weights: Weights) -> Tensor:
+    """The entries before rounding."""
+    model = BalancedModel(weights)
+    sketch = _Sketch.of(model)
+    found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES)}
+    found["ends"].append((sketch.left * sketch.right).mean(1) * sketch.left.shape[1] ** 0.5)
+    found["vectors"] += _vector_features(model, ENDS, model.without_space() | model.folded(ENDS), sketch)
+    for space in model.spaces:
+        place = weights.arch.spaces[space]
+        tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
+        if isinstance(place, HeadSpace):
+            features = _head_features(attention_matrices(weights.arch, place, tensors), place, sketch)
+        else:
+            features = _unit_features(model, place, tensors, sketch)
+        for kind, value in features.items():
+            found[kind].append(value)
+        found["vectors"] += _vector_features(model, space, tensors, sketch)
+    mixed = [_mixed(kind, found[kind]) for kind in KINDS]
+    sizes = [_level_and_slope(kind, found[kind]) for kind in SIZES]
+    return torch.cat([*mixed, *sizes, torch.tensor([sketch.log_size], dtype=torch.float64)])
+
+
+def _mixed(kind: str, values: Sequence[Tensor]) -> Tensor:
+    """Σ_l ± f_l / √L with fixed signs: layers can not be permuted, so their order counts."""
+    if not values:
+        return torch.zeros(EACH, dtype=torch.float64)
+    signs = fixed_numbers(f"signs {kind}", len(values), EACH).sign()
+    return (signs * torch.stack(list(values))).sum(0) / len(values) ** 0.5
+
+
+def _level_and_slope(kind: str, values: Sequence[Tensor]) -> Tensor:
+    """The mean over the layers, and their differences from it summed with fixed signs."""
+    logs = torch.cat(list(values))
+    slope = (fixed_numbers(f"slope {kind}", len(logs)).sign() * (logs - logs.mean())).sum() / len(logs) ** 0.5
+    return torch.stack([logs.mean(), slope])
+
+
+def _digest(weights: Weights) -> str:
+    """Eight hexadecimal digits of everything that must agree before entries can be compared."""
+    arch = weights.arch
+    shapes = {name: arch.shapes[name] for name, pattern in arch.tensors.items() if not pattern.buffer}
+    settings = {key: weights.config.get(key, default) for key, default in SETTINGS.get(arch.family, {}).items()}
+    rotary = rope(weights.config) if any(heads.rotary for heads in arch.heads()) else {}
+    text = json.dumps([arch.family, vars(arch.sizes), shapes, settings, rotary], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class _Sketch:
+    """Vectors that rotate with the stream, each of norm √d, and the sizes of the tables they were made from."""
+
+    left: Float[Tensor, "k d"]
+    right: Float[Tensor, "k d"]
+    scale: float  # root mean square of the largest table's product
+    log_size: float  # logarithm of the size of all tables together
+
+    @staticmethod
+    def of(model: BalancedModel) -> "_Sketch":
+        """From every table among embeddings and head, with about the same weight whatever its size."""
+        found, heights = [], []
+        for name, rows in stream_rows(model, ENDS):
+            found.append(fixed_numbers(f"sketch {name}", 2 * EACH, len(rows)) @ rows / len(rows) ** 0.5)
+            heights.append(len(rows))
+        sizes = [float(x.square().mean().sqrt()) for x in found]
+        most = max(sizes)
+        weights = [1 / (s**2 + (SOFTENING * most) ** 2) ** 0.5 if h > 1 else 1 / most for s, h in zip(sizes, heights)]
+        total = torch.stack([w * x for w, x in zip(weights, found)]).sum(0)
+        total = total / total.square().mean(-1, keepdim=True).sqrt()
+        return _Sketch(total[:EACH], total[EACH:], most, math.log(math.hypot(*sizes)))
+
+
+def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> dict[str, Tensor]:
+    """`vo` and `qk`: the products of a layer's heads between the sketch vectors, divided by their norm."""
+    q, k, v, o, r = m.q, m.k, m.v, m.o, heads.rotary
+    left, right = (_with_one(s, q.shape[1]) for s in (sketch.left, sketch.right))
+    k, v = (x.repeat_interleave(heads.group_size, 0) for x in (k, v))
+    # Heads that can not be permuted get different weights, so that a swap of two of them changes the sum.
+    weight = torch.ones(len(q)) if heads.permutable else fixed_numbers("head", len(q))
+    values = ((left @ v) * (sketch.right @ o)).sum(-1)
+    scores = ((left @ q[..., r:]) * (right @ k[..., r:])).sum(-1)
+    value_size, score_size = _product_size(v, o), _product_size(q[..., r:], k[..., r:])
+    if r:
+        rotary_q, rotary_k = (rotary_pairs(x[..., :r], heads) for x in (q, k))
+        left_q, right_k = left.to(rotary_q) @ rotary_q, right.to(rotary_k) @ rotary_k
+        scores = scores + (left_q * right_k.conj() * pair_weights(r // 2)).sum(-1).real
+        sizes = [x.abs().square().sum(-2) for x in (rotary_q, rotary_k)]
+        score_size = score_size + (sizes[0] * sizes[1]).sum()
+    return {
+        "vo": _ratio(weight.to(values) @ values, value_size.sqrt()),
+        "qk": _ratio(weight.to(scores) @ scores, score_size.sqrt()),
+        "size vo": _log_root(value_size),
+        "size qk": _log_root(score_size),
+    }
+
+
+def _with_one(s: Tensor, rows: int) -> Tensor:
+    """With a column of ones where the matrices have a row for the bias."""
+    return torch.cat([s, torch.ones_like(s[:, :1])], 1) if rows > s.shape[1] else s
+
+
+def _product_size(x: Tensor, y: Tensor) -> Tensor:
+    """Σ_h ‖X_h Y_hᵀ‖², from Gram matrices."""
+    return ((x.mT @ x) * (y.mT @ y)).sum()
+
+
+def _unit_features(model: BalancedModel, space: Space, tensors: Tensors, sketch: _Sketch) -> dict[str, Tensor]:
+    """`ff`: the sum over units of (gate·) up · down between the sketch vectors, divided by the norm of its terms."""
+    seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
+    sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
+    gated = False
+    for name, rows, move in unit_rows(model.arch, space.name, tensors):
+        on_stream = any(w.terms and model.arch.space_of(w.terms[0]).name == STREAM for w in _axes(model, name))
+        vectors = {"primal": sketch.left, "dual": sketch.right, "magnitude": sketch.left.roll(1, 0)}[move]
+        seen[move] += (vectors if on_stream else fixed_numbers(f"row {name}", EACH, rows.shape[1])) @ rows.mT
+        sizes[move] += rows.square().sum(1)
+        gated |= move == "magnitude"
+    gate = seen["magnitude"] if gated else torch.ones_like(seen["dual"])
+    terms = gate * seen["primal"] * seen["dual"]
+    size = (sizes["primal"] * sizes["dual"] * (sizes["magnitude"] if gated else 1)).sum()
+    return {"ff": _ratio(terms.sum(1), terms.square().sum(1).sqrt()), "size ff": _log_root(size)}
+
+
+def _axes(model: BalancedModel, name: str) -> tuple[Axis, ...]:
+    return model.arch.tensors[name].roles[0].axes
+
+
+def _vector_features(model: BalancedModel, space: str, tensors: Tensors, sketch: _Sketch) -> Iterator[Tensor]:
+    """Biases, shifts and gains on the stream, matrices from the stream to itself, and tensors on no space at all."""
+    for name, tensor in tensors.items():
+        axes = [word for word in _axes(model, name) if word.terms]
+        x = tensor.to("cpu", torch.float64)
+        if not axes:
+            weights = fixed_numbers(f"plain {name}", x.numel(), EACH)
+            yield x.flatten() @ weights / (x.norm() + SOFTENING * x.numel() ** 0.5)
+        elif any(len(word.terms) != 1 or model.arch.space_of(word.terms[0]).name != STREAM for word in axes):
+            continue
+        elif x.dim() == 2 and len(axes) == 2:
+            yield _ratio(((sketch.left @ x) * sketch.right).sum(1), x.norm())
+        elif x.dim() == 1 and axes[0].terms[0].magnitude:
+            yield _ratio((sketch.left * sketch.right) @ (x - x.mean()), x.norm())
+        elif x.dim() == 1 and space != ENDS:
+            yield sketch.left @ x / len(x) ** 0.5 / (x.square().mean().sqrt() + SOFTENING * sketch.scale)
+
+
+def _ratio(x: Tensor, size: Tensor) -> Tensor:
+    """x / size, and 0 where the size is 0."""
+    return torch.where(size > 0, x / torch.where(size > 0, size, 1), 0)
+
+
+def _log_root(square: Tensor) -> Tensor:
+    return square.clamp_min(1e-60).log()[None] / 2

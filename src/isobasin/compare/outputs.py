@@ -1,0 +1,383 @@
+"""Comparison of outputs: both models run on the same inputs, and the differences that rounding alone causes.
+
+Inputs are random ones, ones with a structure that random inputs never have, and variants found by a search. An input on
+which the outputs differ by far more than rounding explains is a witness that the functions differ.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from isobasin.arch.fields import Fields
+from isobasin.compare.residual import perturbed, rounding_units
+from isobasin.errors import ArchitectureError
+from isobasin.match.memory import give_back
+from isobasin.running import DEFAULT_CLASSES, OUTPUTS, Inputs, module_of, places, random_inputs
+from isobasin.weights import Weights
+
+WITNESS_THRESHOLD = 10.0  # multiples of the noise floor of the outputs; measured: copies stay below 3
+CERTAIN_THRESHOLD = 30.0  # the same; above it large unrelated models are not aligned
+MAX_LOADED_PARAMETERS = 40_000_000  # larger models are streamed: each module's weights are read when it runs
+PERTURBED_COPIES = 2  # per model
+SEARCH_ROUNDS, SEARCH_VARIANTS = 12, 4
+MAX_PRINTED = 4096  # numbers of an input in JSON
+USUAL_LENGTH, MAX_LENGTH = 16, 256  # tokens
+MAX_OPERATIONS = 2.0e11  # multiplications that one long input may cost
+_POSITIONS = ("n_positions", "max_position_embeddings")
+
+
+# Inputs
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One input and a label that describes it."""
+
+    label: str
+    inputs: Inputs
+
+
+def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Probe]:
+    """The inputs on which both models are run; `brief` uses a single sequence length."""
+    shorter = min(a, b, key=_max_length)
+    if "pixel_values" in random_inputs(shorter, n=1, seed=seed)[0]:
+        return _image_probes(shorter, seed)
+    return _token_probes(shorter, seed, brief)
+
+
+def _token_probe(a: Weights, b: Weights, tokens: Sequence[int], *, seed: int) -> Probe:
+    """These tokens repeated: those whose embeddings differ most between the two models."""
+    shorter = min(a, b, key=_max_length)
+    usual = min(USUAL_LENGTH, _max_length(shorter))
+    ids = torch.tensor(list(tokens)).repeat(usual)[:usual] % _vocabulary(shorter)
+    return Probe("tokens whose rows differ most", _with_tokens(shorter, ids, seed))
+
+
+def _variant(probe: Probe, weights: Weights, rng: torch.Generator) -> Probe:
+    """The same input with a quarter of its tokens replaced, or with another contrast and noise."""
+    inputs = dict(probe.inputs)
+    if "pixel_values" in inputs:
+        x = inputs["pixel_values"]
+        scale = float(torch.exp2(2 * torch.rand((), generator=rng) - 1))
+        inputs["pixel_values"] = scale * x + 0.3 * torch.randn(x.shape, generator=rng)
+    else:
+        ids = inputs["input_ids"].clone()
+        places = torch.randint(ids.shape[1], (max(1, ids.shape[1] // 4),), generator=rng)
+        ids[0, places] = torch.randint(_vocabulary(weights), places.shape, generator=rng)
+        inputs["input_ids"] = ids
+    return Probe(f"{probe.label.removesuffix(', varied')}, varied", inputs)
+
+
+def _max_length(weights: Weights) -> int:
+    """The number of tokens that the model can read according to its config, at most MAX_LENGTH."""
+    found = [int(weights.config[k]) for k in _POSITIONS if weights.config.get(k)]
+    return min([MAX_LENGTH, *found])
+
+
+def _vocabulary(weights: Weights) -> int:
+    config = weights.config
+    return int(config.get("vocab_size") or config.get("d_vocab") or 2)
+
+
+def _token_probes(weights: Weights, seed: int, brief: bool) -> list[Probe]:
+    most = max(USUAL_LENGTH, int(MAX_OPERATIONS / max(1, weights.n_params) / 2))
+    usual, long = min(USUAL_LENGTH, _max_length(weights)), min(_max_length(weights), most)
+    n = _vocabulary(weights)
+    rng = torch.Generator().manual_seed(seed)
+    one, two = torch.randint(n, (2,), generator=rng).tolist()
+    structured = {
+        "one token repeated": torch.full((usual,), one),
+        "two tokens by turns": torch.tensor([one, two]).repeat(usual)[:usual],
+        "ascending ids": torch.arange(usual) % n,
+        "first and last of the vocabulary": torch.tensor([0, n - 1]).repeat(usual)[:usual],
+    }
+    if not brief:
+        structured |= {
+            "a single token": torch.tensor([one]),
+            "three tokens": torch.randint(n, (min(3, usual),), generator=rng),
+            "every position": torch.randint(n, (long,), generator=rng),
+        }
+    return [Probe("random", each) for each in random_inputs(weights, n=3, length=usual, seed=seed)] + [
+        Probe(label, _with_tokens(weights, ids, seed)) for label, ids in structured.items()
+    ]
+
+
+def _with_tokens(weights: Weights, ids: Tensor, seed: int) -> Inputs:
+    """These tokens, with random token types where the model has them."""
+    return random_inputs(weights, n=1, length=len(ids), seed=seed)[0] | {"input_ids": ids[None]}
+
+
+def _image_probes(weights: Weights, seed: int) -> list[Probe]:
+    drawn = random_inputs(weights, n=3, seed=seed)
+    x = drawn[0]["pixel_values"]
+    rows, columns = torch.meshgrid(torch.arange(x.shape[-2]), torch.arange(x.shape[-1]), indexing="ij")
+    spot = torch.zeros_like(x)
+    spot[..., x.shape[-2] // 2, x.shape[-1] // 2] = 5.0
+    structured = {
+        "black": torch.zeros_like(x),
+        "white": torch.ones_like(x),
+        "extreme pixels": 8.0 * x.sign(),
+        "checkerboard": ((rows + columns) % 2 * 2.0 - 1.0).expand_as(x).clone(),
+        "one bright pixel": spot,
+        "ramp": (columns / columns.max().clamp(min=1) * 2 - 1).expand_as(x).clone(),
+    }
+    return [Probe("random", each) for each in drawn] + [
+        Probe(label, drawn[0] | {"pixel_values": pixels}) for label, pixels in structured.items()
+    ]
+
+
+# Running the models
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model that is ready to run: loaded as a whole, or streamed where it is large."""
+
+    weights: Weights
+
+    @property
+    def streamed(self) -> bool:
+        return self.weights.n_params > MAX_LOADED_PARAMETERS and self.weights.arch.family != "isobasin"
+
+    @cached_property
+    def module(self) -> nn.Module:
+        return _streamed_module(self.weights) if self.streamed else module_of(self.weights)
+
+    def run(self, inputs: Sequence[Inputs]) -> list[Tensor]:
+        """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
+        with torch.no_grad():
+            if not self.streamed or self._refuses_batches:
+                return [self._run(each)[0] for each in inputs]
+            found: dict[int, Tensor] = {}
+            for chosen in _by_shape(inputs):
+                batch = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
+                found |= dict(zip(chosen, self._run(batch)))
+                give_back()
+        return [found[i] for i in range(len(inputs))]
+
+    @property
+    def _refuses_batches(self) -> bool:
+        """Whether this is a classifier without a padding token: transformers refuses several inputs at once."""
+        is_classifier = any(name.startswith("score") for name in self.weights)
+        return is_classifier and self.weights.config.get("pad_token_id") is None
+
+    def _run(self, inputs: Inputs) -> Tensor:
+        if self.weights.arch.family == "isobasin":
+            logits: Tensor = self.module(*inputs.values())
+            return logits.flatten(1)
+        found = self.module(**inputs)
+        return torch.cat([found[name].flatten(1) for name in OUTPUTS if found.get(name) is not None], dim=1)
+
+
+def _by_shape(inputs: Sequence[Inputs]) -> list[list[int]]:
+    """The indices of the inputs, grouped by shape."""
+    groups: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
+    for number, each in enumerate(inputs):
+        groups.setdefault(tuple((key, x.shape) for key, x in each.items()), []).append(number)
+    return list(groups.values())
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """`torch.empty` gives tensors without storage, so weights take no memory; buffers that are computed do exist."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        settings = dict(kwargs or {})
+        if func is torch.empty:
+            settings["device"] = "meta"
+        return func(*args, **settings)
+
+
+def _streamed_module(weights: Weights) -> nn.Module:
+    """The transformers class that config.json names, in float32; hooks read the weights of a module before it runs and
+    drop them afterwards."""
+    model = _module_on_meta(weights)
+    model.requires_grad_(False)
+    sources = _source_tensors(weights, model)
+    for prefix, module in model.named_modules():
+        keys = [key for key, parameter in module._parameters.items() if parameter is not None]
+        names = {key: sources[f"{prefix}.{key}" if prefix else key] for key in keys}
+        if names:
+            module.register_forward_pre_hook(partial(_load_parameters, weights, names))
+            module.register_forward_hook(_drop_parameters)
+    return model.eval()
+
+
+def _module_on_meta(weights: Weights) -> nn.Module:
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    name = Fields(weights.config).architecture or DEFAULT_CLASSES[weights.arch.family]
+    kind: Any = getattr(transformers, name, None)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not known:
+        raise ArchitectureError(f"config.json: architectures names {name!r}, which transformers does not have")
+    settings = {k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")}
+    options: dict[str, Any] = {}
+    if name in ("BertModel", "ViTModel"):  # config.json does not say whether there is a pooler
+        options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
+    with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
+        model: nn.Module = kind._from_config(
+            transformers.AutoConfig.for_model(**settings),
+            attn_implementation="eager",
+            dtype=torch.float32,
+            **options,
+        )
+    model.config.use_cache = False  # type: ignore[union-attr]
+    return model
+
+
+def _source_tensors(weights: Weights, model: nn.Module) -> dict[str, str]:
+    """The tensor of the checkpoint for every parameter of the module; tied parameters share one."""
+    known = {memory: name for name, memory in places(weights, model).items()}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    by_identity = {id(named[memory]): name for memory, name in known.items() if memory in named}
+    found = {}
+    for memory, parameter in named.items():
+        name = known.get(memory) or by_identity.get(id(parameter)) or weights.arch.aliases.get(memory)
+        if name is None:
+            raise ArchitectureError(f"{memory}: transformers expects this tensor, the checkpoint does not have it")
+        found[memory] = name
+    return found
+
+
+def _load_parameters(weights: Weights, names: dict[str, str], module: nn.Module, _: Any) -> None:
+    for key, name in names.items():
+        module._parameters[key] = nn.Parameter(weights[name].to(torch.float32), requires_grad=False)
+
+
+def _drop_parameters(module: nn.Module, _: Any, __: Any) -> None:
+    for key, loaded in module._parameters.items():
+        if loaded is not None:
+            module._parameters[key] = nn.Parameter(torch.empty_like(loaded, device="meta"), requires_grad=False)
+
+
+# Comparison
+
+
+@dataclass(frozen=True)
+class ComparedInput:
+    """One input: both outputs (flat), their largest difference and the noise floor, both relative to A's largest."""
+
+    probe: Probe
+    a: Tensor
+    b: Tensor
+    difference: float
+    rounding: float
+
+    @property
+    def ratio(self) -> float:
+        return self.difference / max(self.rounding, 1e-30)
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.probe.inputs
+
+    @property
+    def output_index(self) -> int:
+        """The index, among all outputs, at which the two differ most."""
+        apart = (self.a - self.b).abs()
+        return int(torch.where(torch.isnan(apart), torch.inf, apart).argmax())
+
+    def to_dict(self) -> dict[str, object]:
+        inputs = {
+            key: x.tolist() if x.numel() <= MAX_PRINTED else {"shape": list(x.shape), "shown": "with --save-witness"}
+            for key, x in self.inputs.items()
+        }
+        return {
+            "input": inputs,
+            "kind": self.probe.label,
+            "place": self.output_index,
+            "output_a": float(self.a[self.output_index]),
+            "output_b": float(self.b[self.output_index]),
+            "difference": self.difference,
+            "rounding": self.rounding,
+        }
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """Two models and the precision whose rounding gives the noise floor. Models are loaded anew for each comparison, so
+    that none is in memory between them."""
+
+    a: Weights
+    b: Weights
+    precision: str
+    seed: int
+
+    @property
+    def streamed(self) -> bool:
+        return Runner(self.a).streamed or Runner(self.b).streamed
+
+    def compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
+        """Differences and noise floors; the floor of an input is at least the median over these inputs, because some
+        inputs hide rounding by chance."""
+        inputs = [probe.inputs for probe in probes]
+        outputs_a, outputs_b = Runner(self.a).run(inputs), Runner(self.b).run(inputs)
+        floors = [0.0] * len(inputs)
+        for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
+            for runner in self._perturbed(weights):
+                moved = (_difference(x, y, z) for x, y, z in zip(outputs, runner.run(inputs), outputs_a))
+                floors = [max(floor, each) for floor, each in zip(floors, moved)]
+        usual = sorted(floors)[len(floors) // 2]
+        return [
+            ComparedInput(probe, x, y, _difference(x, y, x), max(floor, usual))
+            for probe, x, y, floor in zip(probes, outputs_a, outputs_b, floors)
+        ]
+
+    def _perturbed(self, weights: Weights) -> Iterator[Runner]:
+        """Copies perturbed by the rounding of the model's type."""
+        units, dtype = rounding_units(weights, self.precision), torch.float32 if Runner(weights).streamed else None
+        for copy in range(PERTURBED_COPIES):
+            yield Runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
+
+    def with_token_probe(self, compared: list[ComparedInput], tokens: Sequence[int]) -> list[ComparedInput]:
+        """The comparisons and one more on these tokens; unchanged where there are none or the models read no tokens."""
+        if not tokens or "input_ids" not in compared[0].inputs:
+            return compared
+        return self._with_probe(compared, _token_probe(self.a, self.b, tokens, seed=self.seed))
+
+    def with_search(self, compared: list[ComparedInput]) -> list[ComparedInput]:
+        """The comparisons and one more: the best of many variants; each round starts from the best input so far."""
+        rng = torch.Generator().manual_seed(self.seed)
+        runners, start = (Runner(self.a), Runner(self.b)), worst_input(compared)
+        most, best = start.difference, start.probe
+        for _ in range(1 if self.streamed else SEARCH_ROUNDS):
+            variants = [_variant(best, self.a, rng) for _ in range(SEARCH_VARIANTS)]
+            outputs = [runner.run([variant.inputs for variant in variants]) for runner in runners]
+            for variant, x, y in zip(variants, *outputs):
+                if (difference := _difference(x, y, x)) > most:
+                    most, best = difference, variant
+        return compared if best is start.probe else self._with_probe(compared, best)
+
+    def _with_probe(self, compared: list[ComparedInput], probe: Probe) -> list[ComparedInput]:
+        """One more comparison. The noise floor is estimated on a second input, the reference input, as well."""
+        reference = worst_input(compared).probe
+        return [*compared, *self.compare([probe, reference])[:1]]
+
+
+def _difference(x: Tensor, y: Tensor, scale: Tensor) -> float:
+    """max |x − y| / max |scale|; infinite where exactly one of the two is finite."""
+    finite = torch.isfinite(x) & torch.isfinite(y)
+    if bool((torch.isfinite(x) != torch.isfinite(y)).any()):
+        return float("inf")
+    if not bool(finite.any()):
+        return 0.0
+    size = scale[torch.isfinite(scale)].abs().max() if bool(torch.isfinite(scale).any()) else torch.ones(())
+    return float((x - y)[finite].abs().max() / size.clamp(min=1e-30))
+
+
+def worst_input(compared: list[ComparedInput]) -> ComparedInput:
+    """The input on which the outputs differ most relative to the noise floor."""
+    return max(compared, key=lambda c: c.ratio)
+
+
+def find_witness(compared: list[ComparedInput]) -> ComparedInput | None:
+    """The worst input, if its difference is far above the noise floor."""
+    worst = worst_input(compared)
+    return worst if worst.ratio > WITNESS_THRESHOLD else None

@@ -1,0 +1,299 @@
+"""Similarity of two models block by block: the best group element between two blocks, and what it leaves.
+
+The blocks of B are first moved by one map of the residual stream (`stream_map`), then each block by the element of its
+own group that brings it closest. `LayerMatrix` compares every layer of A with every layer of B.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from isobasin.action import Action
+from isobasin.arch import Architecture, HeadSpace, Space
+from isobasin.arch.architecture import ROTATED
+from isobasin.compare.normal_form import BalancedModel, block_tensors, split_space
+from isobasin.errors import ArchitectureError
+from isobasin.groups import Element
+from isobasin.match.attention import attention_matrices
+from isobasin.match.canonical import ENDS, STREAM, stream_of
+from isobasin.match.comparable import check_comparable, rope
+from isobasin.match.heads import match_heads
+from isobasin.match.overlap import Overlap, overlap
+from isobasin.match.spaces import match_space
+from isobasin.symmetries import group_of, symmetry
+from isobasin.weights import Weights
+
+STREAM_SWEEPS = 12
+SAME_EMBEDDINGS_THRESHOLD = 0.5  # similarity of embeddings and head; above it their map of the stream is final
+RANK_THRESHOLD = 1e-6  # smallest singular value of their overlap relative to the largest; below it layers take part
+LAYER_KINDS = ("heads", "ff")
+
+Spaces = Sequence[tuple[str, str]]
+Table = tuple[tuple[float, ...], ...]
+
+
+class BlockModel(Protocol):
+    """A model in balanced form, or an unrelated one that was generated from it."""
+
+    @property
+    def arch(self) -> Architecture: ...
+
+    def block(self, space: str) -> Mapping[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class BlockDistance:
+    """‖A − gB‖², ‖A‖² and ‖B‖² of two blocks under the best element g."""
+
+    square: float
+    size_a: float
+    size_b: float
+
+    @property
+    def similarity(self) -> float:
+        """1 − ‖A − gB‖² / (‖A‖² + ‖B‖²): one for equal blocks, about zero for unrelated ones."""
+        return 1 - self.square / max(self.size_a + self.size_b, 1e-300)
+
+    @property
+    def distance(self) -> float:
+        """‖A − gB‖ / ‖A‖."""
+        return (self.square / max(self.size_a, 1e-300)) ** 0.5
+
+
+def total(distances: Iterable[BlockDistance]) -> BlockDistance:
+    """The distance of several blocks taken together."""
+    return BlockDistance(*map(sum, zip(*((d.square, d.size_a, d.size_b) for d in distances))))
+
+
+@dataclass(frozen=True)
+class BlockPair:
+    """One block of each model under A's tensor names, B's with its stream moved to A's."""
+
+    arch: Architecture
+    space: str
+    a: Mapping[str, Tensor]
+    b: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(a: BlockModel, b: BlockModel, space_a: str, space_b: str, stream: Element) -> "BlockPair":
+        """Names of a layer correspond in their order, so that layer 3 can be compared with layer 6."""
+        tensors_b, tensors_a = b.block(space_b), a.block(space_a)
+        action = Action(a.arch, {STREAM: stream})
+        moved = {name: action.tensor(name, t) for name, t in zip(tensors_a, tensors_b.values(), strict=True)}
+        folded = {name for norm in a.arch.norms.values() for name in (norm.gain, norm.shift)}
+        # Folded gains are all ones in both models: they would make unrelated models similar.
+        kept = [n for n in moved if n not in folded or not (_is_constant(tensors_a[n]) and _is_constant(moved[n]))]
+        return BlockPair(a.arch, space_a, {n: tensors_a[n] for n in kept}, {n: moved[n] for n in kept})
+
+    def element(self) -> Element | None:
+        """The element of this space that brings B's block closest to A's; None where the space has no group."""
+        group = symmetry(self.arch).groups.get(self.space)
+        if group is None:
+            return None
+        place = self.arch.spaces[self.space]
+        found: Element
+        if isinstance(place, HeadSpace):
+            a, b = (
+                attention_matrices(self.arch, place, {n: t.to(torch.float64) for n, t in x.items()})
+                for x in (self.a, self.b)
+            )
+            found = match_heads(a, b, place, stage2="orthogonal").element
+        else:
+            assert isinstance(place, Space)
+            found = match_space(place, overlap(self.arch, self.space, self.a, self.b, self.a, group.identity()))
+        return min((group.identity(), found), key=self.square)
+
+    def square(self, element: Element | None) -> float:
+        moved = self._moved(element)
+        return float(sum((t - moved[name]).square().sum(dtype=torch.float64) for name, t in self.a.items()))
+
+    def _moved(self, element: Element | None) -> Mapping[str, Tensor]:
+        """B's block with its own space moved as well."""
+        if element is None:
+            return self.b
+        action = Action(self.arch, {self.space: element})
+        return {name: action.tensor(name, t) for name, t in self.b.items()}
+
+    def distance(self) -> BlockDistance:
+        sizes = [float(sum(t.square().sum(dtype=torch.float64) for t in x.values())) for x in (self.a, self.b)]
+        return BlockDistance(self.square(self.element()), *sizes)
+
+    def stream_overlap(self, stream: Element) -> Overlap:
+        """The overlap on the stream under the best element of B's own space; `stream` has already acted on b."""
+        inverse = Action(self.arch, {STREAM: stream.inverse()})
+        b = {name: inverse.tensor(name, t) for name, t in self._moved(self.element()).items()}
+        return overlap(self.arch, STREAM, self.a, b, b, stream, double=True)
+
+
+def _is_constant(vector: Tensor) -> bool:
+    return bool((vector == vector[0]).all())
+
+
+def block_distances(
+    a: BlockModel, b: BlockModel, pairs: Spaces, stream: Element
+) -> dict[tuple[str, str], BlockDistance]:
+    return {(x, y): BlockPair.of(a, b, x, y, stream).distance() for x, y in pairs}
+
+
+def stream_map(a: BlockModel, b: BlockModel, pairs: Spaces) -> tuple[Element, bool]:
+    """The map of B's stream to A's, and whether layers took part in it; `pairs` are the corresponding blocks.
+
+    Layers take part where embeddings and head do not determine a rotation. Otherwise embeddings and head alone
+    decide if they are similar; if not, their map competes with the identity (embeddings may be new while layers are
+    shared), measured on embeddings, head and all attention heads.
+    """
+    space = stream_of(a.arch)
+    identity = group_of(space).identity()
+    if space.kind == "fixed":
+        return identity, False
+    on_embeddings = _embedding_overlap(a, b)
+    found = match_space(space, on_embeddings)
+    if _is_rank_deficient(space, on_embeddings):
+        return map_by_all_blocks(a, b, pairs), True
+    if BlockPair.of(a, b, ENDS, ENDS, found).distance().similarity > SAME_EMBEDDINGS_THRESHOLD:
+        return found, False
+    measured = [(ENDS, ENDS), *((x, y) for x, y in pairs if x.startswith("heads"))]
+    sums = [sum(d.similarity for d in block_distances(a, b, measured, g).values()) for g in (found, identity)]
+    return identity if sums[1] > sums[0] else found, False
+
+
+def map_by_embeddings(a: BlockModel, b: BlockModel) -> Element:
+    """The map of the stream from embeddings, positions and head alone."""
+    space = stream_of(a.arch)
+    return group_of(space).identity() if space.kind == "fixed" else match_space(space, _embedding_overlap(a, b))
+
+
+def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
+    """The map of the stream from embeddings, head and all layers.
+
+    Alternates: every layer is matched under the current map of the stream, then the stream given all layers.
+    """
+    space, on_embeddings = stream_of(a.arch), _embedding_overlap(a, b)
+    best = current = match_space(space, on_embeddings)
+    least = float("inf")
+    for _ in range(STREAM_SWEEPS):
+        joint, square = on_embeddings, BlockPair.of(a, b, ENDS, ENDS, current).square(None)
+        for x, y in pairs:
+            pair = BlockPair.of(a, b, x, y, current)
+            square += pair.distance().square
+            joint = joint + pair.stream_overlap(current)
+        if not square < least * (1 - 1e-6):
+            break
+        best, least = current, square
+        current = match_space(space, joint)
+    return best
+
+
+def _embedding_overlap(a: BlockModel, b: BlockModel) -> Overlap:
+    identity = group_of(stream_of(a.arch)).identity()
+    return BlockPair.of(a, b, ENDS, ENDS, identity).stream_overlap(identity)
+
+
+def _is_rank_deficient(space: Space, on_embeddings: Overlap) -> bool:
+    if space.kind not in ROTATED:
+        return False
+    values = torch.linalg.svdvals(on_embeddings.turning.to(torch.float64))
+    last = len(values) - 1 - (space.kind == "orthogonal1")
+    return bool(values[last] <= RANK_THRESHOLD * values[0])
+
+
+@dataclass(frozen=True)
+class LayerMatrix:
+    """`heads[i][j]` and `units[i][j]`: layer i of A and layer j of B, as similarities or (`scores`) as scores."""
+
+    heads: Table
+    units: Table
+
+    @property
+    def matrix(self) -> Table:
+        """The mean of heads and units."""
+        return tuple(tuple((h + u) / 2 for h, u in zip(*rows)) for rows in zip(self.heads, self.units))
+
+    @property
+    def best_in_a(self) -> tuple[int, ...]:
+        """For every layer of B the most similar layer of A."""
+        return tuple(column.index(max(column)) for column in zip(*self.matrix))
+
+    @property
+    def best_in_b(self) -> tuple[int, ...]:
+        """For every layer of A the most similar layer of B."""
+        return tuple(row.index(max(row)) for row in self.matrix)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "layers": [list(row) for row in self.matrix],
+            "best_in_a": list(self.best_in_a),
+            "best_in_b": list(self.best_in_b),
+        }
+
+    def pairs(self, a: BalancedModel, b: BalancedModel) -> list[tuple[str, str]]:
+        """Each layer of the shallower model with the most similar layer of the other, then the remaining blocks."""
+        if len(self.heads) >= len(self.heads[0]):
+            return _block_pairs(a, b, [(i, j) for j, i in enumerate(self.best_in_a)])
+        return _block_pairs(a, b, list(enumerate(self.best_in_b)))
+
+    def scores(self, level: Mapping[str, float]) -> "LayerMatrix":
+        """Similarity above that of unrelated models (their mean over the blocks of a kind), never below 0."""
+
+        def scored(table: Table, kind: str) -> Table:
+            mean = fmean(value for space, value in level.items() if split_space(space)[0] == kind)
+            return tuple(tuple(max(0.0, score(s, mean)) for s in row) for row in table)
+
+        return LayerMatrix(scored(self.heads, "heads"), scored(self.units, "ff"))
+
+
+def score(similarity: float, unrelated: float) -> float:
+    """1 for equal blocks, 0 at the similarity of unrelated ones."""
+    return (similarity - unrelated) / max(1 - unrelated, 1e-300)
+
+
+def layer_similarities(a: BalancedModel, b: BalancedModel, stream: Element) -> LayerMatrix:
+    """All pairs of layers, given the map between the streams."""
+
+    def table(kind: str) -> Table:
+        layers_a, layers_b = (_layers(model, kind) for model in (a, b))
+        found = block_distances(a, b, [(x, y) for x in layers_a for y in layers_b], stream)
+        return tuple(tuple(found[x, y].similarity for y in layers_b) for x in layers_a)
+
+    return LayerMatrix(table("heads"), table("ff"))
+
+
+def pairs_by_depth(a: BalancedModel, b: BalancedModel) -> list[tuple[str, str]]:
+    """A first guess: layers at the same relative depth, then the remaining blocks."""
+    n, m = len(_layers(a, "heads")), len(_layers(b, "heads"))
+    fewer = min(n, m)
+    return _block_pairs(a, b, [(k * n // fewer, k * m // fewer) for k in range(fewer)])
+
+
+def _layers(model: BalancedModel, kind: str) -> list[str]:
+    return [space for space in model.spaces if split_space(space)[0] == kind]
+
+
+def _block_pairs(a: BalancedModel, b: BalancedModel, layers: Sequence[tuple[int, int]]) -> list[tuple[str, str]]:
+    others = ([s for s in model.spaces if split_space(s)[1] is None] for model in (a, b))
+    return [*((f"{kind}{i}", f"{kind}{j}") for i, j in layers for kind in LAYER_KINDS), *zip(*others, strict=True)]
+
+
+def check_same_blocks(a: Weights, b: Weights) -> None:
+    """Raise unless both models have the same architecture up to the number of layers."""
+    if a.arch.sizes.n_layers == b.arch.sizes.n_layers:
+        check_comparable(a, b)
+        return
+    remedy = "only models of one architecture, of any depth, can be compared"
+    require_equal("family", a.arch.family, b.arch.family, remedy=remedy)
+    for key, value in vars(replace(a.arch.sizes, n_layers=b.arch.sizes.n_layers)).items():
+        require_equal(key, value, vars(b.arch.sizes)[key], remedy=remedy)
+    require_equal("rotary positions", rope(a.config), rope(b.config), remedy=remedy)
+    for space in (ENDS, "heads0", "ff0"):
+        shapes = [[m.arch.shapes[n] for n in block_tensors(m.arch)[space]] for m in (a, b)]
+        require_equal(f"tensors of {space or 'embeddings and head'}", *shapes, remedy=remedy)
+
+
+def require_equal(what: str, a: object, b: object, *, remedy: str) -> None:
+    """Raise unless A and B agree in this."""
+    if a != b:
+        raise ArchitectureError(f"{what}: A has {a}, B has {b}; {remedy}")
