@@ -11,6 +11,7 @@ from torch import Tensor
 
 from isobasin.arch.config import Fields
 from isobasin.errors import ArchitectureError
+from isobasin.shapes import Float
 from isobasin.weights import Weights, load
 
 Inputs = dict[str, Tensor]
@@ -56,7 +57,7 @@ def outputs(weights: Weights, inputs: Sequence[Inputs]) -> Tensor:
     """Everything the model puts out on these inputs, flat, computed in float32."""
     model = module_of(weights)
     with torch.no_grad():
-        return torch.cat([_run(weights, model, one) for one in inputs])
+        return torch.cat([run_module(weights, model, one).flatten() for one in inputs])
 
 
 def record_reads(
@@ -70,7 +71,7 @@ def record_reads(
         module.register_forward_pre_hook(lambda _, args, label=label: add(label, args[0]))
     with torch.no_grad():
         for one in inputs:
-            _run(weights, model, one)
+            run_module(weights, model, one)
 
 
 def change(before: Tensor, after: Tensor) -> float:
@@ -80,12 +81,13 @@ def change(before: Tensor, after: Tensor) -> float:
     return float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
 
 
-def _run(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
+def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Float[Tensor, "n outputs"]:
+    """Everything a module puts out on a batch, one row per input."""
     if weights.family.own:
-        logits: Tensor = model(*inputs.values())
-        return logits.flatten()
-    found = model(**inputs)
-    return torch.cat([found[name].flatten() for name in OUTPUTS if found.get(name) is not None])
+        scores: Tensor = module(*inputs.values())
+        return scores.flatten(1)
+    found = module(**inputs)
+    return torch.cat([found[name].flatten(1) for name in OUTPUTS if found.get(name) is not None], dim=1)
 
 
 def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
@@ -123,16 +125,17 @@ def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
     return model.eval()
 
 
-def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
+def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
+    """The class of transformers that config.json names, its config, and options that the config does not hold."""
     import transformers
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     name = Fields(weights.config).architecture or weights.family.model_class
-    kind = getattr(transformers, name, None)
+    kind: Any = getattr(transformers, name, None)
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if kind is None or not known:
+    if not known:
         raise ArchitectureError(
             f"config.json: architectures names {name!r}, which transformers does not have; expected a class such as "
             f"{weights.family.model_class}"
@@ -141,26 +144,38 @@ def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
     options: dict[str, Any] = {}
     if name in weights.family.optional_pooler:  # config.json does not say whether there is a pooler
         options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
+    try:
+        return kind, transformers.AutoConfig.for_model(**settings), options
+    except Exception as error:  # an odd configuration can make transformers raise anything
+        raise _no_model(name, error) from error
+
+
+def _no_model(name: str, error: Exception) -> ArchitectureError:
+    return ArchitectureError(
+        f"config.json: transformers makes no {name} of it ({type(error).__name__}: {error!s:.160}); correct it"
+    )
+
+
+def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
+    kind, config, options = pretrained_class(weights)
     state = weights.state_dict("float32")
     try:
         model, report = kind.from_pretrained(
             None,
-            config=transformers.AutoConfig.for_model(**settings),
+            config=config,
             state_dict=state,
             dtype=torch.float32,
             attn_implementation=attention,
             output_loading_info=True,
             **options,
         )
-    except Exception as error:  # an odd configuration can make transformers raise anything
-        raise ArchitectureError(
-            f"config.json: transformers makes no {name} of it ({type(error).__name__}: {error!s:.160}); correct it"
-        ) from error
+    except Exception as error:
+        raise _no_model(kind.__name__, error) from error
     if report["missing_keys"]:  # initialised at random, they would be measured in place of the checkpoint
         raise ArchitectureError(
-            f"{min(report['missing_keys'])}: transformers expects this tensor in a {name}, the checkpoint does not "
-            "have it: complete the folder or correct architectures in config.json"
+            f"{min(report['missing_keys'])}: transformers expects this tensor in a {kind.__name__}, the checkpoint does "
+            "not have it: complete the folder or correct architectures in config.json"
         )
-    model.config.use_cache = False  # nobody generates here, and a component that runs twice would fill it twice
+    model.config.use_cache = False  # nothing is generated here, and a component that runs twice would fill it twice
     ready: torch.nn.Module = model.eval()
     return ready

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Norm, Space
 from isobasin.errors import IsobasinError
-from isobasin.runtime import Inputs, module_of, places, record_reads
+from isobasin.runtime import Inputs, module_of, places, record_reads, run_module
 from isobasin.shapes import Float
 from isobasin.tasks import unlabeled
 from isobasin.weights import Weights
@@ -139,7 +139,7 @@ class _Reader:
     def read(self, one: Inputs) -> dict[str, Tensor]:
         self._seen.clear()
         with torch.no_grad():
-            self.module(*one.values()) if self.weights.family.own else self.module(**one)
+            run_module(self.weights, self.module, one)
         return dict(self._seen)
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from isobasin.alignment.attention import attention_matrices
 from isobasin.alignment.heads import HeadMatch, HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem, Elements, overlap, squared_distance
 from isobasin.arch import HeadSpace
 from isobasin.errors import VerificationError
 from isobasin.groups import Element, Overlap
+from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.views import Tensors, trim_heap
 from isobasin.weights import Weights

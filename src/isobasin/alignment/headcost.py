@@ -22,9 +22,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from isobasin.alignment.rotary import Layout, complex_pairs
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
+from isobasin.symmetries.attention import Layout, complex_pairs
 
 LARGE = 2**30  # multiplications in one product beyond which it is done in float32
 CHUNK = 2**22  # numbers held in float64 at once per side: 32 MB, whatever the width of the layer

@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from isobasin.alignment.attention import AttentionMatrices
 from isobasin.alignment.headcost import complete_cost, cosine_cost, product_cost, singular_cost
 from isobasin.alignment.linear import Method, align_matrices
 from isobasin.alignment.rotary import Layout, align_rotary, pair_constants
@@ -16,6 +15,7 @@ from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
 from isobasin.groups.assignment import GroupedAssignment, assign_grouped
+from isobasin.symmetries.attention import AttentionMatrices, stacked
 
 HeadDistance = Literal["complete", "frobenius", "singular", "cosine"]
 HEAD_DISTANCES = ("complete", "frobenius", "singular", "cosine")
@@ -128,11 +128,6 @@ def _in_place(heads: HeadSpace) -> GroupedAssignment:
 
 def permuted(b: AttentionMatrices, found: GroupedAssignment) -> AttentionMatrices:
     return AttentionMatrices(b.q[found.heads], b.k[found.groups], b.v[found.groups], b.o[found.heads])
-
-
-def stacked(x: Tensor, heads: HeadSpace) -> Tensor:
-    """Query heads of a group under each other: they share one factor, so they are one tall matrix."""
-    return x.reshape(heads.n_kv_heads, -1, x.shape[-1])
 
 
 def rank_deficient(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> Tensor:

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from isobasin.alignment.attention import AttentionMatrices
 from isobasin.alignment.candidates import AlignOptions, align_by_descent
 from isobasin.alignment.heads import HeadDistance, HeadMatch, head_cost, match_heads, match_paired_heads
 from isobasin.alignment.linear import Method
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
 from isobasin.groups.assignment import assign_grouped
+from isobasin.symmetries.attention import AttentionMatrices
 from isobasin.weights import Weights
 
 

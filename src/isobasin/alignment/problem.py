@@ -91,6 +91,7 @@ class AlignmentProblem:
     part: Symmetry
     matcher: HeadMatcher
     device: torch.device
+    exact: bool = False  # in float64, however wide the model is
 
     @property
     def arch(self) -> Architecture:
@@ -112,7 +113,7 @@ class AlignmentProblem:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float32 if self.wide else torch.float64
+        return torch.float32 if self.wide and not self.exact else torch.float64
 
     @cached_property
     def coordinates(self) -> dict[str, Coordinate]:

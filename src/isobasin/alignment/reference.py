@@ -21,7 +21,6 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from isobasin.alignment.attention import AttentionMatrices
 from isobasin.alignment.candidates import AlignOptions, align_by_descent
 from isobasin.alignment.heads import (
     HeadDistance,
@@ -41,6 +40,7 @@ from isobasin.errors import IsobasinError
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
 from isobasin.groups.group import polar
 from isobasin.shapes import Bool, Complex, Float, Int
+from isobasin.symmetries.attention import AttentionMatrices
 from isobasin.weights import Weights
 
 

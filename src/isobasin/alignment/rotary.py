@@ -30,15 +30,12 @@ u = (η_K / η_Q)^¼.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from isobasin.errors import IsobasinError
 from isobasin.shapes import Complex, Float
-
-Layout = Literal["half", "interleaved"]
+from isobasin.symmetries.attention import Layout, complex_pairs
 
 ZERO = 1e-200  # squared norms below this count as zero
 
@@ -60,19 +57,6 @@ class PairConstants:
     gamma_q: Complex[Tensor, "*pairs"]
     gamma_k: Complex[Tensor, "*pairs"]
     norm_a: Float[Tensor, "*pairs"]
-
-
-def complex_pairs(columns: Float[Tensor, "*batch d r"], layout: Layout) -> Complex[Tensor, "*batch d p"]:
-    """Rotary pairs as complex columns: (j, j + r/2) for "half", (2j, 2j + 1) for "interleaved"."""
-    r = columns.shape[-1]
-    if r % 2:
-        raise IsobasinError(f"{r} rotary columns: expected an even number, two columns to a pair")
-    columns = columns.to(torch.float64)
-    if layout == "half":
-        return torch.complex(columns[..., : r // 2], columns[..., r // 2 :])
-    if layout == "interleaved":
-        return torch.complex(columns[..., 0::2], columns[..., 1::2])
-    raise IsobasinError(f"rotary layout {layout!r}: expected 'half' or 'interleaved'")
 
 
 def pair_constants(

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from isobasin.alignment.attention import attend, attention_matrices
 from isobasin.alignment.descent import SweepState
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import Alignment
@@ -20,6 +19,7 @@ from isobasin.arch import Architecture, Axis, HeadSpace, Norm, Space, Term
 from isobasin.errors import VerificationError
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import attend, attention_matrices
 from isobasin.symmetries.symmetry import Symmetry
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64, Tensors, trim_heap

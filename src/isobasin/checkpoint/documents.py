@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.checkpoint.folder import read_object as read_object  # noqa: F401
+from isobasin.checkpoint.folder import read_object as read_object

@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.checkpoint.dtypes import check_finite as check_finite  # noqa: F401
+from isobasin.checkpoint.dtypes import check_finite as check_finite

@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.checkpoint.folder import find_folder as find_folder  # noqa: F401
+from isobasin.checkpoint.folder import find_folder as find_folder

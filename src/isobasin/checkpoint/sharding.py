@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.checkpoint.writer import parse_size as parse_size  # noqa: F401
+from isobasin.checkpoint.writer import parse_size as parse_size

@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.checkpoint.writer import check_output as check_output  # noqa: F401
+from isobasin.checkpoint.writer import check_output as check_output

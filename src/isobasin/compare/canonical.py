@@ -1,31 +1,22 @@
 """The canonical point of a model: one representative of its orbit, the same for every member up to rounding.
 
-The stream is brought to its canonical frame (`normal_form.stream_frame`). In that frame the order of heads and units,
+The stream is brought to its canonical frame (`stream_frame`). In that frame the order of heads and units,
 their signs and the factor inside each head are chosen by comparison with fixed numbers.
 """
 
 import torch
 from torch import Tensor
 
-from isobasin.action import Action
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.compare.normal_form import (
-    EMPTY,
-    MOVES,
-    BalancedModel,
-    fixed_numbers,
-    rotary_pairs,
-    stream_frame,
-    unit_rows,
-)
+from isobasin.compare.stream_frame import fixed_numbers, stream_frame
 from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Monomial, Phases
 from isobasin.groups.group import polar
-from isobasin.match.attention import AttentionMatrices, attention_matrices
-from isobasin.match.canonical import STREAM
-from isobasin.match.heads import stacked
 from isobasin.shapes import Float
 from isobasin.symmetries import symmetry
-from isobasin.transform import Transform
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs, stacked
+from isobasin.symmetries.normal_form import EMPTY, MOVES, NormalForm, unit_rows
+from isobasin.symmetries.transform import Transform
 from isobasin.views import Tensors
 from isobasin.weights import Weights
 
@@ -42,25 +33,24 @@ def canonical(weights: Weights) -> Transform:
 
     >>> point = canonical(model).apply(model)  # doctest: +SKIP
     """
-    model, groups = BalancedModel(weights), symmetry(weights.arch).groups
-    elements: dict[str, Element] = {STREAM: stream_frame(model)}
+    model, groups = NormalForm.for_comparison(weights), symmetry(weights.arch).groups
+    elements: dict[str, Element] = {weights.arch.stream.name: stream_frame(model)}
     frame = Action(weights.arch, dict(elements))
     for space in model.spaces:
         if space in groups:
             elements[space] = _block_element(model, space, frame)
-    return Transform(weights.arch.family, dict(weights.arch.spaces), elements, model.folding.gauge)
+    return Transform(weights.arch.family, dict(weights.arch.spaces), elements, model.transform.gauge)
 
 
-def _block_element(model: BalancedModel, space: str, frame: Action) -> Element:
+def _block_element(model: NormalForm, space: str, frame: Action) -> Element:
     """The element of one space: first balance the block, then order it and fix signs and rotations."""
     balance, tensors = model.balanced(space)
     moved = {name: frame.tensor(name, t.to("cpu", torch.float64)) for name, t in tensors.items()}
     place = model.arch.spaces[space]
+    assert balance is not None
     if isinstance(place, HeadSpace):
-        assert isinstance(balance, HeadsElement)
-        return _canonical_heads(model.arch, place, moved) @ balance
-    assert isinstance(balance, Monomial)
-    return balance if place.kind == "fixed" else _canonical_units(model.arch, place, moved) @ balance
+        return _canonical_heads(model.arch, place, moved) @ balance  # type: ignore[operator]
+    return balance if place.kind == "fixed" else _canonical_units(model.arch, place, moved) @ balance  # type: ignore[operator]
 
 
 def _canonical_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> HeadsElement:
@@ -129,10 +119,10 @@ def _canonical_units(arch: Architecture, space: Space, tensors: Tensors) -> Mono
     for name, rows, move in unit_rows(arch, space.name, tensors):
         sums[move] += rows @ fixed_numbers(f"unit {name.rpartition('.')[0]}", rows.shape[1])
     if space.kind == "permutation":
-        index = torch.argsort(sums["primal"] + sums["dual"] + sums["magnitude"], stable=True)
+        index = torch.argsort(sums["primal"] + sums["dual"] + sums["permuted"], stable=True)
         return Monomial(index, torch.ones_like(sums["dual"]))
-    index = torch.argsort(sums["primal"] * sums["dual"] + sums["magnitude"], stable=True)
+    index = torch.argsort(sums["primal"] * sums["dual"] + sums["permuted"], stable=True)
     sign = torch.ones_like(sums["dual"])
-    if space.kind in ("scaled", "signed"):
+    if space.signs:
         sign = torch.where(sums["primal"] + sums["dual"] < 0, -1.0, 1.0).to(torch.float64)
     return Monomial(index, sign[index])

@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from isobasin.alignment.headcost import product_squares
+from isobasin.alignment.heads import RANK, query_key_cost, stacked
 from isobasin.arch import Architecture, HeadSpace
 from isobasin.compare.residual import rounding_unit
-from isobasin.gauge.coordinate import face_columns
-from isobasin.match.attention import AttentionMatrices, attention_matrices
-from isobasin.match.headcost import product_squares
-from isobasin.match.heads import RANK, query_key_cost, stacked
-from isobasin.normalize import normalize
-from isobasin.views import Doubled, Tensors, View
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices
+from isobasin.symmetries.coordinate import face_columns
+from isobasin.symmetries.normal_form import normalize
+from isobasin.views import AsFloat64, Tensors, View
 from isobasin.weights import Weights
 
 
@@ -52,7 +52,7 @@ class FailedCondition:
 
 def failed_conditions(weights: Weights, model: str) -> tuple[FailedCondition, ...]:
     """Every condition that fails in this model at its stored precision; one layer in memory at a time."""
-    folded, least = Doubled(normalize(weights).apply(weights)), _least(weights)
+    folded, least = AsFloat64(normalize(weights).apply(weights)), _least(weights)
     return tuple(
         FailedCondition(model, layer, where, what)
         for layer, heads in enumerate(weights.arch.heads())
@@ -97,7 +97,7 @@ def _equal_patterns(sizes: Tensor, cost: Tensor, least: float) -> list[tuple[int
 def remove_degeneracies(weights: Weights) -> tuple[Weights, tuple[str, ...]]:
     """The same function in normal form without the freedom in the table above, and notes on what was removed."""
     folded = normalize(weights).apply(weights)
-    tensors, notes, least = Doubled(folded), list[str](), _least(weights)
+    tensors, notes, least = AsFloat64(folded), list[str](), _least(weights)
     changed: dict[str, Tensor] = {}
     for layer, heads in enumerate(weights.arch.heads()):
         after, found = _reduced_heads(attention_matrices(weights.arch, heads, tensors), heads, least)

@@ -16,10 +16,7 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
-from isobasin.action import Action
-from isobasin.arch import Architecture, Space
-from isobasin.arch.architecture import ROTATED
-from isobasin.compare.normal_form import BalancedModel, block_tensors, split_space, tables
+from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.compare.similarity import (
     BlockDistance,
     BlockModel,
@@ -36,10 +33,12 @@ from isobasin.compare.similarity import (
     stream_map,
     total,
 )
+from isobasin.compare.stream_frame import tables
 from isobasin.errors import IsobasinError
 from isobasin.groups import Group, Permutation, SignedPermutation
-from isobasin.match.canonical import ENDS, STREAM, stream_of
 from isobasin.symmetries import group_of
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.normal_form import NormalForm, block_tensors
 from isobasin.weights import Weights
 
 NULL_SAMPLES = 8
@@ -132,14 +131,15 @@ def distance(
         raise IsobasinError(f"{draws} draws: expected at least 1, the scores of unrelated models come from them")
     check_same_blocks(a, b)
     place = device or torch.device("cpu")
-    one, two = BalancedModel(a, place), BalancedModel(b, place)
+    one, two = NormalForm.for_comparison(a, place), NormalForm.for_comparison(b, place)
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     matrix = None
     if layers or not same_depth:
         matrix = layer_similarities(one, two, stream_map(one, two, pairs_by_depth(one, two))[0])
     pairs = [(s, s) for s in one.spaces] if same_depth or matrix is None else matrix.pairs(one, two)
     stream, by_all_blocks = stream_map(one, two, pairs)
-    found = block_distances(one, two, [(ENDS, ENDS), *pairs], stream)
+    ends = a.arch.stream.name
+    found = block_distances(one, two, [(ends, ends), *pairs], stream)
 
     def report(done: int) -> None:
         if watch:
@@ -165,14 +165,17 @@ def _result(
     null_scores = [fmean(score(s, level) for s, level in zip(row, levels)) for row in null]
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     naive = {space: _naive(a, b, space) for space, other in found if space == other} if same_depth else {}
-    rows = [_row(x, y, each, s, naive.get(x)) for ((x, y), each), s in zip(found.items(), scores)]
+    rows = [
+        _row(a.arch.spaces[x], b.arch.spaces[y], each, s, naive.get(x))
+        for ((x, y), each), s in zip(found.items(), scores)
+    ]
     return DistanceResult(
         max(0.0, fmean(scores)),
         total(found.values()).distance,
         total(naive.values()).distance if naive else None,
         tuple(rows),
         NullDistribution(len(null), seed, tuple(null_scores)),
-        matrix.scores(dict(zip((x for x, _ in found), levels))) if matrix else None,
+        matrix.scores(a.arch, dict(zip((x for x, _ in found), levels))) if matrix else None,
     )
 
 
@@ -186,12 +189,13 @@ def _naive(a: Weights, b: Weights, space: str) -> BlockDistance:
     return BlockDistance(square, size, 0.0)
 
 
-def _row(x: str, y: str, found: BlockDistance, score: float, naive: BlockDistance | None) -> dict[str, object]:
-    kind, layer = split_space(x)
+def _row(
+    x: Space | HeadSpace, y: Space | HeadSpace, found: BlockDistance, score: float, naive: BlockDistance | None
+) -> dict[str, object]:
     return {
-        "layer": layer,
-        "other_layer": split_space(y)[1],
-        "space": STREAM if x == ENDS else kind,
+        "layer": x.layer,
+        "other_layer": y.layer,
+        "space": x.label,
         "naive": naive.distance if naive else None,
         "distance": found.distance,
         "similarity": found.similarity,
@@ -218,10 +222,10 @@ class RotatedModel:
 
     @cached_property
     def _action(self) -> Action:
-        return Action(self.arch, {STREAM: group_of(stream_of(self.arch)).sample(seed=self.seed)})
+        return Action(self.arch, {self.arch.stream.name: group_of(self.arch.stream).sample(seed=self.seed)})
 
     def block(self, space: str) -> Mapping[str, Tensor]:
-        if space == ENDS or stream_of(self.arch).kind not in ROTATED:
+        if space == self.arch.stream.name or not self.arch.stream.rotates:
             return self.model.block(space)
         if space not in self._last:
             self._last.clear()
@@ -251,9 +255,9 @@ class UnrelatedModel:
     def block(self, space: str) -> Mapping[str, Tensor]:
         """Shuffled by an element that depends on the seed and the block."""
         seed = 1_000_003 * self.seed + self._numbers[space]
-        action = Action(self.arch, {STREAM: _shuffles(stream_of(self.arch)).sample(seed=seed)})
+        action = Action(self.arch, {self.arch.stream.name: _shuffles(self.arch.stream).sample(seed=seed)})
         tensors = {name: action.tensor(name, t) for name, t in self.model.block(space).items()}
-        if space == ENDS:
+        if space == self.arch.stream.name:
             rng = torch.Generator().manual_seed(seed)
             for name, axis, _ in tables(self.arch, tuple(tensors)):
                 rows = tensors[name].movedim(axis, -1)
@@ -279,12 +283,13 @@ def _null_similarities(
     and head are mapped, because the map is made from them. Where layers took part in the map between A and B
     (`by_all_blocks`) they take part here as well: such a map finds some overlap in any model.
     """
-    identity = group_of(stream_of(a.arch)).identity()
+    identity = group_of(a.arch.stream).identity()
     maps = [map_by_all_blocks(a, model, pairs) for model in models] if by_all_blocks else []
     rows: list[list[float]] = [[] for _ in models]
-    for x, y in [(ENDS, ENDS), *pairs]:
+    ends = a.arch.stream.name
+    for x, y in [(ends, ends), *pairs]:
         for k, model in enumerate(models):
-            stream = maps[k] if by_all_blocks else map_by_embeddings(a, model) if x == ENDS else identity
+            stream = maps[k] if by_all_blocks else map_by_embeddings(a, model) if x == ends else identity
             rows[k].append(BlockPair.of(a, model, x, y, stream).distance().similarity)
         report(sum(map(len, rows)))
     return rows

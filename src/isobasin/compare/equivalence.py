@@ -9,25 +9,26 @@ from functools import partial
 
 import torch
 
-from isobasin.arch.fields import Fields
+from isobasin.alignment.align import align
+from isobasin.alignment.descent import descend, embedding_distance
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.problem import AlignmentProblem, check_comparable
+from isobasin.arch.config import Fields
 from isobasin.compare.degenerate import remove_degeneracies
-from isobasin.compare.normal_form import refine_transform, with_same_tying
 from isobasin.compare.outputs import CERTAIN_THRESHOLD, OutputComparison, find_witness, probes, worst_input
 from isobasin.compare.residual import Residual, coarsest_precision, dtype_named, perturbed, residuals, rounding_units
 from isobasin.compare.similarity import require_equal
 from isobasin.compare.verdict import Kind, TransformEvidence, Verdict, decide
 from isobasin.errors import ArchitectureError
-from isobasin.match.align import align
-from isobasin.match.comparable import check_comparable
-from isobasin.match.matchers import WeightMatching
-from isobasin.match.whole import ends_left
-from isobasin.running import DEFAULT_CLASSES
-from isobasin.transform import Transform
-from isobasin.weights import Weights
+from isobasin.symmetries import symmetry
+from isobasin.symmetries.transform import Transform
+from isobasin.weights import Weights, untied
 
 # Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
 # 0 between copies, about 1 between unrelated models.
 UNRELATED_THRESHOLD = 0.5
+REFINING_SWEEPS = 10
 UNRELATED = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
 _INPUT_SETTINGS = (
     ("vocabulary", ("vocab_size", "d_vocab")),
@@ -112,7 +113,7 @@ class _ModelPair:
         layers = [r.distance for r in found.residuals if r.layer is not None]
         if not min(layers, default=0.0) > UNRELATED_THRESHOLD:
             return False
-        return ends_left(self.a, self.b, device=self.device) > UNRELATED_THRESHOLD
+        return embedding_distance(self.a, self.b, device=self.device) > UNRELATED_THRESHOLD
 
     def refined(self, found: TransformEvidence) -> TransformEvidence:
         """The transform after more sweeps; if it still does not fit, with a noise floor that includes the uncertainty
@@ -162,9 +163,9 @@ def _check_same_task(a: Weights, b: Weights) -> None:
 
 def _output_class(weights: Weights) -> str:
     """The class that runs the model; for our own model, what its head is for."""
-    if weights.arch.family == "isobasin":
+    if weights.family.own:
         return "classifier" if weights.config.get("n_classes") else "language model"
-    return Fields(weights.config).architecture or DEFAULT_CLASSES[weights.arch.family]
+    return Fields(weights.config).architecture or weights.family.model_class
 
 
 def _open_sizes(weights: Weights, name: str) -> tuple[int, ...] | None:
@@ -173,3 +174,33 @@ def _open_sizes(weights: Weights, name: str) -> tuple[int, ...] | None:
     if pattern is None or pattern.buffer:
         return None
     return tuple(n for n, axis in zip(weights.arch.shapes[name], pattern.roles[0].axes) if not axis.terms)
+
+
+def is_tied(weights: Weights) -> bool:
+    """Whether the head and the embedding are one tensor."""
+    return any(weights.arch.tied(name) for name in weights.arch.tensors)
+
+
+def with_same_tying(a: Weights, b: Weights) -> tuple[Weights, Weights]:
+    """The same two functions; where only one model ties its head to the embedding, that one is untied."""
+    if is_tied(a) == is_tied(b):
+        return a, b
+    return (untied(a), b) if is_tied(a) else (a, untied(b))
+
+
+def refine_transform(a: Weights, b: Weights, transform: Transform, device: torch.device) -> Transform:
+    """A few more sweeps of weight matching in float64, starting from a transform that brings B to A.
+
+    `align` sweeps wide models in float32 and only a few times. The sweeps take place between the normal forms of
+    alignment; the result is mapped back to A's own gauge.
+    """
+    whole = symmetry(b.arch)
+    problem = AlignmentProblem(a, b, whole, WeightMatching(scope="model"), device, exact=True)
+    scales = {name: (problem.form_a.balance(name), problem.form_b.balance(name)) for name in whole.groups}
+    start = {
+        name: scales[name][0] @ transform.elements.get(name, each.identity()) @ scales[name][1].inverse()
+        for name, each in whole.groups.items()
+    }
+    found = descend(problem, start, most=REFINING_SWEEPS).elements
+    elements = {name: scales[name][0].inverse() @ g @ scales[name][1] for name, g in found.items()}
+    return with_reference_gauge(a, b, whole, elements, device)

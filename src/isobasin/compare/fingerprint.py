@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isobasin.alignment.problem import rotary_settings
 from isobasin.arch import Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
-from isobasin.compare.normal_form import MOVES, BalancedModel, fixed_numbers, rotary_pairs, stream_rows, unit_rows
+from isobasin.compare.stream_frame import fixed_numbers, stream_rows
 from isobasin.errors import IsobasinError
-from isobasin.match.attention import AttentionMatrices, attention_matrices
-from isobasin.match.canonical import ENDS, STREAM
-from isobasin.match.comparable import SETTINGS, rope
 from isobasin.shapes import Float
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
+from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
 from isobasin.views import Tensors
 from isobasin.weights import Weights
 
@@ -103,11 +103,11 @@ def fingerprint(weights: Weights) -> Fingerprint:
 
 def invariants(weights: Weights) -> Tensor:
     """The entries before rounding."""
-    model = BalancedModel(weights)
-    sketch = _Sketch.of(model)
+    model = NormalForm.for_comparison(weights)
+    sketch, stream = _Sketch.of(model), model.arch.stream.name
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES)}
     found["ends"].append((sketch.left * sketch.right).mean(1) * sketch.left.shape[1] ** 0.5)
-    found["vectors"] += _vector_features(model, ENDS, model.without_space() | model.folded(ENDS), sketch)
+    found["vectors"] += _vector_features(model, stream, model.without_space() | model.folded(stream), sketch)
     for space in model.spaces:
         place = weights.arch.spaces[space]
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
@@ -142,8 +142,8 @@ def _digest(weights: Weights) -> str:
     """Eight hexadecimal digits of everything that must agree before entries can be compared."""
     arch = weights.arch
     shapes = {name: arch.shapes[name] for name, pattern in arch.tensors.items() if not pattern.buffer}
-    settings = {key: weights.config.get(key, default) for key, default in SETTINGS.get(arch.family, {}).items()}
-    rotary = rope(weights.config) if any(heads.rotary for heads in arch.heads()) else {}
+    settings = {key: weights.config.get(key, default) for key, default in weights.family.settings.items()}
+    rotary = rotary_settings(weights.config) if any(heads.rotary for heads in arch.heads()) else {}
     text = json.dumps([arch.family, vars(arch.sizes), shapes, settings, rotary], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -158,10 +158,10 @@ class _Sketch:
     log_size: float  # logarithm of the size of all tables together
 
     @staticmethod
-    def of(model: BalancedModel) -> "_Sketch":
+    def of(model: NormalForm) -> "_Sketch":
         """From every table among embeddings and head, with about the same weight whatever its size."""
         found, heights = [], []
-        for name, rows in stream_rows(model, ENDS):
+        for name, rows in stream_rows(model, model.arch.stream.name):
             found.append(fixed_numbers(f"sketch {name}", 2 * EACH, len(rows)) @ rows / len(rows) ** 0.5)
             heights.append(len(rows))
         sizes = [float(x.square().mean().sqrt()) for x in found]
@@ -206,28 +206,30 @@ def _product_size(x: Tensor, y: Tensor) -> Tensor:
     return ((x.mT @ x) * (y.mT @ y)).sum()
 
 
-def _unit_features(model: BalancedModel, space: Space, tensors: Tensors, sketch: _Sketch) -> dict[str, Tensor]:
+def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _Sketch) -> dict[str, Tensor]:
     """`ff`: the sum over units of (gate·) up · down between the sketch vectors, divided by the norm of its terms."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
     gated = False
     for name, rows, move in unit_rows(model.arch, space.name, tensors):
-        on_stream = any(w.terms and model.arch.space_of(w.terms[0]).name == STREAM for w in _axes(model, name))
-        vectors = {"primal": sketch.left, "dual": sketch.right, "magnitude": sketch.left.roll(1, 0)}[move]
+        on_stream = any(
+            w.terms and model.arch.space_of(w.terms[0]).name == model.arch.stream.name for w in _axes(model, name)
+        )
+        vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
         seen[move] += (vectors if on_stream else fixed_numbers(f"row {name}", EACH, rows.shape[1])) @ rows.mT
         sizes[move] += rows.square().sum(1)
-        gated |= move == "magnitude"
-    gate = seen["magnitude"] if gated else torch.ones_like(seen["dual"])
+        gated |= move == "permuted"
+    gate = seen["permuted"] if gated else torch.ones_like(seen["dual"])
     terms = gate * seen["primal"] * seen["dual"]
-    size = (sizes["primal"] * sizes["dual"] * (sizes["magnitude"] if gated else 1)).sum()
+    size = (sizes["primal"] * sizes["dual"] * (sizes["permuted"] if gated else 1)).sum()
     return {"ff": _ratio(terms.sum(1), terms.square().sum(1).sqrt()), "size ff": _log_root(size)}
 
 
-def _axes(model: BalancedModel, name: str) -> tuple[Axis, ...]:
+def _axes(model: NormalForm, name: str) -> tuple[Axis, ...]:
     return model.arch.tensors[name].roles[0].axes
 
 
-def _vector_features(model: BalancedModel, space: str, tensors: Tensors, sketch: _Sketch) -> Iterator[Tensor]:
+def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _Sketch) -> Iterator[Tensor]:
     """Biases, shifts and gains on the stream, matrices from the stream to itself, and tensors on no space at all."""
     for name, tensor in tensors.items():
         axes = [word for word in _axes(model, name) if word.terms]
@@ -235,13 +237,15 @@ def _vector_features(model: BalancedModel, space: str, tensors: Tensors, sketch:
         if not axes:
             weights = fixed_numbers(f"plain {name}", x.numel(), EACH)
             yield x.flatten() @ weights / (x.norm() + SOFTENING * x.numel() ** 0.5)
-        elif any(len(word.terms) != 1 or model.arch.space_of(word.terms[0]).name != STREAM for word in axes):
+        elif any(
+            len(word.terms) != 1 or model.arch.space_of(word.terms[0]).name != model.arch.stream.name for word in axes
+        ):
             continue
         elif x.dim() == 2 and len(axes) == 2:
             yield _ratio(((sketch.left @ x) * sketch.right).sum(1), x.norm())
         elif x.dim() == 1 and axes[0].terms[0].magnitude:
             yield _ratio((sketch.left * sketch.right) @ (x - x.mean()), x.norm())
-        elif x.dim() == 1 and space != ENDS:
+        elif x.dim() == 1 and space != model.arch.stream.name:
             yield sketch.left @ x / len(x) ** 0.5 / (x.square().mean().sqrt() + SOFTENING * sketch.scale)
 
 

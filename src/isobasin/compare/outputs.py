@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from isobasin.arch.fields import Fields
 from isobasin.compare.residual import perturbed, rounding_units
 from isobasin.errors import ArchitectureError
-from isobasin.match.memory import give_back
-from isobasin.running import DEFAULT_CLASSES, OUTPUTS, Inputs, module_of, places, random_inputs
+from isobasin.runtime import Inputs, module_of, places, pretrained_class, random_inputs, run_module
+from isobasin.views import trim_heap
 from isobasin.weights import Weights
 
 WITNESS_THRESHOLD = 10.0  # multiples of the noise floor of the outputs; measured: copies stay below 3
@@ -142,7 +141,7 @@ class Runner:
 
     @property
     def streamed(self) -> bool:
-        return self.weights.n_params > MAX_LOADED_PARAMETERS and self.weights.arch.family != "isobasin"
+        return self.weights.n_params > MAX_LOADED_PARAMETERS and not self.weights.family.own
 
     @cached_property
     def module(self) -> nn.Module:
@@ -152,12 +151,12 @@ class Runner:
         """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
         with torch.no_grad():
             if not self.streamed or self._refuses_batches:
-                return [self._run(each)[0] for each in inputs]
+                return [run_module(self.weights, self.module, each)[0] for each in inputs]
             found: dict[int, Tensor] = {}
             for chosen in _by_shape(inputs):
                 batch = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
-                found |= dict(zip(chosen, self._run(batch)))
-                give_back()
+                found |= dict(zip(chosen, run_module(self.weights, self.module, batch)))
+                trim_heap()
         return [found[i] for i in range(len(inputs))]
 
     @property
@@ -165,13 +164,6 @@ class Runner:
         """Whether this is a classifier without a padding token: transformers refuses several inputs at once."""
         is_classifier = any(name.startswith("score") for name in self.weights)
         return is_classifier and self.weights.config.get("pad_token_id") is None
-
-    def _run(self, inputs: Inputs) -> Tensor:
-        if self.weights.arch.family == "isobasin":
-            logits: Tensor = self.module(*inputs.values())
-            return logits.flatten(1)
-        found = self.module(**inputs)
-        return torch.cat([found[name].flatten(1) for name in OUTPUTS if found.get(name) is not None], dim=1)
 
 
 def _by_shape(inputs: Sequence[Inputs]) -> list[list[int]]:
@@ -208,26 +200,9 @@ def _streamed_module(weights: Weights) -> nn.Module:
 
 
 def _module_on_meta(weights: Weights) -> nn.Module:
-    import transformers
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    name = Fields(weights.config).architecture or DEFAULT_CLASSES[weights.arch.family]
-    kind: Any = getattr(transformers, name, None)
-    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if not known:
-        raise ArchitectureError(f"config.json: architectures names {name!r}, which transformers does not have")
-    settings = {k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")}
-    options: dict[str, Any] = {}
-    if name in ("BertModel", "ViTModel"):  # config.json does not say whether there is a pooler
-        options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
+    kind, config, options = pretrained_class(weights)
     with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
-        model: nn.Module = kind._from_config(
-            transformers.AutoConfig.for_model(**settings),
-            attn_implementation="eager",
-            dtype=torch.float32,
-            **options,
-        )
+        model: nn.Module = kind._from_config(config, attn_implementation="eager", dtype=torch.float32, **options)
     model.config.use_cache = False  # type: ignore[union-attr]
     return model
 

@@ -19,12 +19,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from isobasin.compare.normal_form import block_tensors, split_space
 from isobasin.errors import IsobasinError
-from isobasin.match.canonical import ENDS, STREAM
-from isobasin.match.slices import slices
 from isobasin.symmetries import symmetry
-from isobasin.transform import Transform
+from isobasin.symmetries.normal_form import block_tensors, slices
+from isobasin.symmetries.transform import Transform
 from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
@@ -99,20 +97,13 @@ class Residual:
     bias absorbs changes that reach it through a matrix, and may then deviate more than the matrix that was changed.
     """
 
-    space: str
+    kind: str  # the label of the space
+    layer: int | None
     distance: float
     rounding: float
     ratio: float
     tensor: str
     lines: Mapping[str, tuple[int, ...]]  # by tensor, the rows of an open axis (tokens, positions) that differ most
-
-    @property
-    def layer(self) -> int | None:
-        return split_space(self.space)[1]
-
-    @property
-    def kind(self) -> str:
-        return split_space(self.space)[0]
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -144,15 +135,18 @@ def residuals(
     pair = _AlignedPair(
         a, b, transform, other, rounding_units(a, precision), rounding_units(b, precision), seed, device
     )
-    spaces = _tensors_by_space(a).items()
-    return tuple(
-        _space_residual(space, {n: _tensor_residual(pair, n) for n in names}) for space, names in spaces if names
-    )
+    found = []
+    for name, names in _tensors_by_space(a).items():
+        space = a.arch.spaces.get(name)
+        kind, layer = (space.label, space.layer) if space else (name, None)
+        if names:
+            found.append(_space_residual(kind, layer, {n: _tensor_residual(pair, n) for n in names}))
+    return tuple(found)
 
 
 def _tensors_by_space(a: Weights) -> dict[str, tuple[str, ...]]:
     """Tensors by the space they belong to; biases, gains and shifts of a layer belong to that layer."""
-    found = {STREAM if space == ENDS else space: names for space, names in block_tensors(a.arch).items()}
+    found = block_tensors(a.arch)
     seen = {name for names in found.values() for name in names}
     return {**found, OUTPUTS: tuple(n for n, p in a.arch.tensors.items() if not p.buffer and n not in seen)}
 
@@ -192,7 +186,7 @@ def _line_ratios(squares: Tensor, floors: Tensor) -> Tensor:
     return (squares / floors.clamp(min=max(least, 1e-300))).sqrt()
 
 
-def _space_residual(space: str, found: Mapping[str, _TensorResidual]) -> Residual:
+def _space_residual(kind: str, layer: int | None, found: Mapping[str, _TensorResidual]) -> Residual:
     every = found.values()
     residual, floor, size = (sum(getattr(p, key) for p in every) for key in ("residual", "floor", "size"))
     suspects = {name: p for name, p in found.items() if p.is_matrix and p.ratio > RESIDUAL_THRESHOLD} or found
@@ -200,7 +194,7 @@ def _space_residual(space: str, found: Mapping[str, _TensorResidual]) -> Residua
     scale = max(size, 1e-300)
     lines = {name: p.lines for name, p in found.items() if p.lines}
     ratio = max(p.ratio for p in every)
-    return Residual(space, (residual / scale) ** 0.5, (floor / scale) ** 0.5, ratio, worst, lines)
+    return Residual(kind, layer, (residual / scale) ** 0.5, (floor / scale) ** 0.5, ratio, worst, lines)
 
 
 @dataclass(frozen=True)

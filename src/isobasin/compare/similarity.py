@@ -12,25 +12,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from isobasin.action import Action
+from isobasin.alignment.heads import match_heads
+from isobasin.alignment.problem import check_comparable, overlap, rotary_settings
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.arch.architecture import ROTATED
-from isobasin.compare.normal_form import BalancedModel, block_tensors, split_space
 from isobasin.errors import ArchitectureError
-from isobasin.groups import Element
-from isobasin.match.attention import attention_matrices
-from isobasin.match.canonical import ENDS, STREAM, stream_of
-from isobasin.match.comparable import check_comparable, rope
-from isobasin.match.heads import match_heads
-from isobasin.match.overlap import Overlap, overlap
-from isobasin.match.spaces import match_space
+from isobasin.groups import Element, Overlap
 from isobasin.symmetries import group_of, symmetry
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import attention_matrices
+from isobasin.symmetries.normal_form import NormalForm, block_tensors
 from isobasin.weights import Weights
 
 STREAM_SWEEPS = 12
 SAME_EMBEDDINGS_THRESHOLD = 0.5  # similarity of embeddings and head; above it their map of the stream is final
 RANK_THRESHOLD = 1e-6  # smallest singular value of their overlap relative to the largest; below it layers take part
-LAYER_KINDS = ("heads", "ff")
 
 Spaces = Sequence[tuple[str, str]]
 Table = tuple[tuple[float, ...], ...]
@@ -82,7 +77,7 @@ class BlockPair:
     def of(a: BlockModel, b: BlockModel, space_a: str, space_b: str, stream: Element) -> "BlockPair":
         """Names of a layer correspond in their order, so that layer 3 can be compared with layer 6."""
         tensors_b, tensors_a = b.block(space_b), a.block(space_a)
-        action = Action(a.arch, {STREAM: stream})
+        action = Action(a.arch, {a.arch.stream.name: stream})
         moved = {name: action.tensor(name, t) for name, t in zip(tensors_a, tensors_b.values(), strict=True)}
         folded = {name for norm in a.arch.norms.values() for name in (norm.gain, norm.shift)}
         # Folded gains are all ones in both models: they would make unrelated models similar.
@@ -103,8 +98,7 @@ class BlockPair:
             )
             found = match_heads(a, b, place, stage2="orthogonal").element
         else:
-            assert isinstance(place, Space)
-            found = match_space(place, overlap(self.arch, self.space, self.a, self.b, self.a, group.identity()))
+            found = group.nearest(overlap(self.arch, self.space, self.a, self.b, self.a, group.identity()))
         return min((group.identity(), found), key=self.square)
 
     def square(self, element: Element | None) -> float:
@@ -124,9 +118,9 @@ class BlockPair:
 
     def stream_overlap(self, stream: Element) -> Overlap:
         """The overlap on the stream under the best element of B's own space; `stream` has already acted on b."""
-        inverse = Action(self.arch, {STREAM: stream.inverse()})
+        inverse = Action(self.arch, {self.arch.stream.name: stream.inverse()})
         b = {name: inverse.tensor(name, t) for name, t in self._moved(self.element()).items()}
-        return overlap(self.arch, STREAM, self.a, b, b, stream, double=True)
+        return overlap(self.arch, self.arch.stream.name, self.a, b, b, stream, double=True)
 
 
 def _is_constant(vector: Tensor) -> bool:
@@ -146,25 +140,25 @@ def stream_map(a: BlockModel, b: BlockModel, pairs: Spaces) -> tuple[Element, bo
     decide if they are similar; if not, their map competes with the identity (embeddings may be new while layers are
     shared), measured on embeddings, head and all attention heads.
     """
-    space = stream_of(a.arch)
+    space = a.arch.stream
     identity = group_of(space).identity()
     if space.kind == "fixed":
         return identity, False
     on_embeddings = _embedding_overlap(a, b)
-    found = match_space(space, on_embeddings)
+    found = group_of(space).nearest(on_embeddings)
     if _is_rank_deficient(space, on_embeddings):
         return map_by_all_blocks(a, b, pairs), True
-    if BlockPair.of(a, b, ENDS, ENDS, found).distance().similarity > SAME_EMBEDDINGS_THRESHOLD:
+    if BlockPair.of(a, b, space.name, space.name, found).distance().similarity > SAME_EMBEDDINGS_THRESHOLD:
         return found, False
-    measured = [(ENDS, ENDS), *((x, y) for x, y in pairs if x.startswith("heads"))]
+    measured = [(space.name, space.name), *((x, y) for x, y in pairs if a.arch.spaces[x].role == "heads")]
     sums = [sum(d.similarity for d in block_distances(a, b, measured, g).values()) for g in (found, identity)]
     return identity if sums[1] > sums[0] else found, False
 
 
 def map_by_embeddings(a: BlockModel, b: BlockModel) -> Element:
     """The map of the stream from embeddings, positions and head alone."""
-    space = stream_of(a.arch)
-    return group_of(space).identity() if space.kind == "fixed" else match_space(space, _embedding_overlap(a, b))
+    space = a.arch.stream
+    return group_of(space).identity() if space.kind == "fixed" else group_of(space).nearest(_embedding_overlap(a, b))
 
 
 def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
@@ -172,11 +166,11 @@ def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
 
     Alternates: every layer is matched under the current map of the stream, then the stream given all layers.
     """
-    space, on_embeddings = stream_of(a.arch), _embedding_overlap(a, b)
-    best = current = match_space(space, on_embeddings)
+    space, on_embeddings = a.arch.stream, _embedding_overlap(a, b)
+    best = current = group_of(space).nearest(on_embeddings)
     least = float("inf")
     for _ in range(STREAM_SWEEPS):
-        joint, square = on_embeddings, BlockPair.of(a, b, ENDS, ENDS, current).square(None)
+        joint, square = on_embeddings, BlockPair.of(a, b, space.name, space.name, current).square(None)
         for x, y in pairs:
             pair = BlockPair.of(a, b, x, y, current)
             square += pair.distance().square
@@ -184,19 +178,20 @@ def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
         if not square < least * (1 - 1e-6):
             break
         best, least = current, square
-        current = match_space(space, joint)
+        current = group_of(space).nearest(joint)
     return best
 
 
 def _embedding_overlap(a: BlockModel, b: BlockModel) -> Overlap:
-    identity = group_of(stream_of(a.arch)).identity()
-    return BlockPair.of(a, b, ENDS, ENDS, identity).stream_overlap(identity)
+    space = a.arch.stream
+    identity = group_of(space).identity()
+    return BlockPair.of(a, b, space.name, space.name, identity).stream_overlap(identity)
 
 
 def _is_rank_deficient(space: Space, on_embeddings: Overlap) -> bool:
-    if space.kind not in ROTATED:
+    if not space.rotates:
         return False
-    values = torch.linalg.svdvals(on_embeddings.turning.to(torch.float64))
+    values = torch.linalg.svdvals(on_embeddings.self_dual.to(torch.float64))
     last = len(values) - 1 - (space.kind == "orthogonal1")
     return bool(values[last] <= RANK_THRESHOLD * values[0])
 
@@ -230,20 +225,20 @@ class LayerMatrix:
             "best_in_b": list(self.best_in_b),
         }
 
-    def pairs(self, a: BalancedModel, b: BalancedModel) -> list[tuple[str, str]]:
+    def pairs(self, a: NormalForm, b: NormalForm) -> list[tuple[str, str]]:
         """Each layer of the shallower model with the most similar layer of the other, then the remaining blocks."""
         if len(self.heads) >= len(self.heads[0]):
             return _block_pairs(a, b, [(i, j) for j, i in enumerate(self.best_in_a)])
         return _block_pairs(a, b, list(enumerate(self.best_in_b)))
 
-    def scores(self, level: Mapping[str, float]) -> "LayerMatrix":
-        """Similarity above that of unrelated models (their mean over the blocks of a kind), never below 0."""
+    def scores(self, arch: Architecture, level: Mapping[str, float]) -> "LayerMatrix":
+        """Similarity above that of unrelated models (their mean over the blocks of a role), never below 0."""
 
-        def scored(table: Table, kind: str) -> Table:
-            mean = fmean(value for space, value in level.items() if split_space(space)[0] == kind)
+        def scored(table: Table, role: str) -> Table:
+            mean = fmean(level[space.name] for space in _layered(arch, role) if space.name in level)
             return tuple(tuple(max(0.0, score(s, mean)) for s in row) for row in table)
 
-        return LayerMatrix(scored(self.heads, "heads"), scored(self.units, "ff"))
+        return LayerMatrix(scored(self.heads, "heads"), scored(self.units, "units"))
 
 
 def score(similarity: float, unrelated: float) -> float:
@@ -251,31 +246,34 @@ def score(similarity: float, unrelated: float) -> float:
     return (similarity - unrelated) / max(1 - unrelated, 1e-300)
 
 
-def layer_similarities(a: BalancedModel, b: BalancedModel, stream: Element) -> LayerMatrix:
+def layer_similarities(a: NormalForm, b: NormalForm, stream: Element) -> LayerMatrix:
     """All pairs of layers, given the map between the streams."""
 
-    def table(kind: str) -> Table:
-        layers_a, layers_b = (_layers(model, kind) for model in (a, b))
+    def table(role: str) -> Table:
+        layers_a, layers_b = ([space.name for space in _layered(model.arch, role)] for model in (a, b))
         found = block_distances(a, b, [(x, y) for x in layers_a for y in layers_b], stream)
         return tuple(tuple(found[x, y].similarity for y in layers_b) for x in layers_a)
 
-    return LayerMatrix(table("heads"), table("ff"))
+    return LayerMatrix(table("heads"), table("units"))
 
 
-def pairs_by_depth(a: BalancedModel, b: BalancedModel) -> list[tuple[str, str]]:
+def pairs_by_depth(a: NormalForm, b: NormalForm) -> list[tuple[str, str]]:
     """A first guess: layers at the same relative depth, then the remaining blocks."""
-    n, m = len(_layers(a, "heads")), len(_layers(b, "heads"))
+    n, m = (len(_layered(model.arch, "heads")) for model in (a, b))
     fewer = min(n, m)
     return _block_pairs(a, b, [(k * n // fewer, k * m // fewer) for k in range(fewer)])
 
 
-def _layers(model: BalancedModel, kind: str) -> list[str]:
-    return [space for space in model.spaces if split_space(space)[0] == kind]
+def _layered(arch: Architecture, role: str) -> list[Space | HeadSpace]:
+    """The spaces of this role that belong to a layer, in the order of the layers."""
+    return [space for space in arch.spaces.values() if space.layer is not None and space.role == role]
 
 
-def _block_pairs(a: BalancedModel, b: BalancedModel, layers: Sequence[tuple[int, int]]) -> list[tuple[str, str]]:
-    others = ([s for s in model.spaces if split_space(s)[1] is None] for model in (a, b))
-    return [*((f"{kind}{i}", f"{kind}{j}") for i, j in layers for kind in LAYER_KINDS), *zip(*others, strict=True)]
+def _block_pairs(a: NormalForm, b: NormalForm, layers: Sequence[tuple[int, int]]) -> list[tuple[str, str]]:
+    roles = [[_layered(model.arch, role) for role in ("heads", "units")] for model in (a, b)]
+    found = [(x[i].name, y[j].name) for i, j in layers for x, y in zip(*roles)]
+    others = ([s for s in model.spaces if model.arch.spaces[s].layer is None] for model in (a, b))
+    return [*found, *zip(*others, strict=True)]
 
 
 def check_same_blocks(a: Weights, b: Weights) -> None:
@@ -287,10 +285,11 @@ def check_same_blocks(a: Weights, b: Weights) -> None:
     require_equal("family", a.arch.family, b.arch.family, remedy=remedy)
     for key, value in vars(replace(a.arch.sizes, n_layers=b.arch.sizes.n_layers)).items():
         require_equal(key, value, vars(b.arch.sizes)[key], remedy=remedy)
-    require_equal("rotary positions", rope(a.config), rope(b.config), remedy=remedy)
-    for space in (ENDS, "heads0", "ff0"):
-        shapes = [[m.arch.shapes[n] for n in block_tensors(m.arch)[space]] for m in (a, b)]
-        require_equal(f"tensors of {space or 'embeddings and head'}", *shapes, remedy=remedy)
+    require_equal("rotary positions", rotary_settings(a.config), rotary_settings(b.config), remedy=remedy)
+    for space in [a.arch.stream, *(_layered(a.arch, role)[0] for role in ("heads", "units"))]:
+        shapes = [[m.arch.shapes[n] for n in block_tensors(m.arch)[space.name]] for m in (a, b)]
+        what = "embeddings and head" if space.role == "stream" else space.name
+        require_equal(f"tensors of {what}", *shapes, remedy=remedy)
 
 
 def require_equal(what: str, a: object, b: object, *, remedy: str) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 from isobasin.compare.degenerate import FailedCondition, failed_conditions
 from isobasin.compare.outputs import WITNESS_THRESHOLD, ComparedInput, find_witness, worst_input
 from isobasin.compare.residual import RESIDUAL_THRESHOLD, Residual, sufficient_precision
-from isobasin.transform import Transform
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
 Answer = Literal["same", "different", "undecided"]

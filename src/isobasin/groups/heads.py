@@ -167,8 +167,9 @@ class Heads(Group):
     def identity(self, *batch: int) -> HeadsElement:
         return self._element(torch.arange(self.n_kv), self._ordered(), None)
 
-    def _ordered(self) -> Tensor:
-        return torch.arange(self.group_size).expand(self.n_kv, -1).clone()
+    def _ordered(self, device: torch.device | None = None) -> Tensor:
+        """Made on the device: a step that is captured as a CUDA graph can not copy it there."""
+        return torch.arange(self.group_size, device=device).expand(self.n_kv, -1).clone()
 
     def _element(self, kv: Tensor, queries: Tensor, seed: int | None) -> HeadsElement:
         if seed is None:
@@ -216,7 +217,7 @@ class Heads(Group):
     def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = next(iter(parameters.values())).device
         qk, vo = (g.parametrised(selected(parameters, side)) for side, g in (("qk", self.qk), ("vo", self.vo)))
-        places = {"kv": torch.arange(self.n_kv, device=device), "queries": self._ordered().to(device)}
+        places = {"kv": torch.arange(self.n_kv, device=device), "queries": self._ordered(device)}
         return places | prefixed({"qk": qk, "vo": vo})
 
     def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:

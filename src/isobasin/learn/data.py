@@ -26,7 +26,7 @@ MAX_HELD_OUT = 1024  # samples: a check measures them at every point of the path
 WINDOWS = 512  # generated windows to learn from, unless a number is given
 WINDOWS_PER_HELD_OUT = 8  # generated windows to learn from for each held-out window
 WINDOWS_AT_ONCE = 64  # windows that are generated together
-SOURCE = "text that the two models wrote themselves"
+GENERATED_SOURCE = "text that the two models wrote themselves"
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -162,7 +162,9 @@ class GeneratedText:
         coder = open_tokenizer([a, b], self.tokenizer)
         prefix = list(coder.frame("a")[0]) if coder else []  # the tokens that the tokenizer puts before every text
         each = [
-            generate(m, -(-windows // 2), length, front=prefix, seed=self.seed, purpose=f"{purpose} {k}", device=device)
+            generate(
+                m, -(-windows // 2), length, prefix=prefix, seed=self.seed, purpose=f"{purpose} {k}", device=device
+            )
             for k, m in enumerate((a, b))
         ]
         rows = torch.stack(each, 1).flatten(0, 1)[:windows]  # alternating: every batch has as much of A as of B
@@ -172,7 +174,7 @@ class GeneratedText:
         def batches() -> Iterator[Batch]:
             return (_next_token_batch(part, len(prefix)) for part in rows.split(self.batch_size))
 
-        return Task("lm", "own text", SOURCE, len(rows), settings, name, batches)
+        return Task("lm", "own text", GENERATED_SOURCE, len(rows), settings, name, batches)
 
 
 def _next_token_batch(rows: Int[Tensor, "n t"], n_prefix: int) -> Batch:
@@ -188,19 +190,19 @@ def generate(
     n: int,
     length: int,
     *,
-    front: Sequence[int] = (),
+    prefix: Sequence[int] = (),
     seed: int,
     purpose: str = "",
     device: torch.device | None = None,
 ) -> Int[Tensor, "n t"]:
-    """n windows sampled from the model, after the tokens `front`, or after one token drawn uniformly."""
+    """n windows sampled from the model, after the tokens `prefix`, or after one token drawn uniformly."""
     device, rng = device or torch.device("cpu"), seeded_generator(seed, "own text", purpose)
     module = module_of(model, attention="sdpa").to(device)
     rows = []
     for start in range(0, n, WINDOWS_AT_ONCE):
         count = min(WINDOWS_AT_ONCE, n - start)
-        if front:
-            ids = torch.tensor([list(front)] * count)
+        if prefix:
+            ids = torch.tensor([list(prefix)] * count)
         else:
             ids = torch.randint(vocabulary_size(model), (count, 1), generator=rng)
         next_logits = _next_logits(module, cached=not is_own(model))

@@ -24,7 +24,7 @@ class ProcessGroup(Protocol):
     @property
     def size(self) -> int: ...
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, the same in each of them."""
 
 
@@ -35,7 +35,7 @@ class SingleProcess:
     rank: int = 0
     size: int = 1
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
 
@@ -53,7 +53,7 @@ class AccelerateGroup:
     def size(self) -> int:
         return int(self.accelerator.num_processes)
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         found: Tensor = self.accelerator.reduce(tensor, reduction="sum")
         return found
 
@@ -74,6 +74,6 @@ def average_gradients(group: ProcessGroup, parameters: Sequence[Tensor], n: int)
     held = [p for p in parameters if p.grad is not None]
     if not held:
         return
-    flat = group.total(torch.cat([p.grad.flatten() for p in held if p.grad is not None])) / n
+    flat = group.all_reduce_sum(torch.cat([p.grad.flatten() for p in held if p.grad is not None])) / n
     for parameter, part in zip(held, flat.split([p.numel() for p in held])):
         parameter.grad = part.view_as(parameter)

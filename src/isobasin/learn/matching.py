@@ -33,14 +33,14 @@ class LearnedAlignment(Alignment):
 
     held_out: Mapping[Kept, float] = field(default_factory=dict)
     kept: Kept = "naive"
-    learning: tuple[tuple[int, float], ...] = ()
-    learned_from: str = ""
-    decided_by: str = ""
+    held_out_history: tuple[tuple[int, float], ...] = ()
+    train_source: str = ""
+    held_out_source: str = ""
     losses: tuple[float, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         barriers = ", ".join(f"{name} {height:.4g}" for name, height in self.held_out.items())
-        steps = self.learning[-1][0] if self.learning else 0
+        steps = self.held_out_history[-1][0] if self.held_out_history else 0
         return f"held-out barrier {barriers} after {steps} steps; kept: {self.kept}; {Alignment.__str__(self)}"
 
 
@@ -89,9 +89,10 @@ class LearnedMatching(TrainConfig):
 
         On held-out data the result is never worse than B as it is, nor than the starting point.
         """
-        device, resume, processes = options.device, self.resume or NullResumeStore(), self.processes or SingleProcess()
+        device, processes = options.device, self.processes or SingleProcess()
+        resume = NullResumeStore() if self.resume is None else self.resume  # an empty store is false
         task, held_out = (self.task, self.held_out) if self.held_out is not None else split_held_out(self.task)
-        part, mixture = symmetry(b.arch).scoped(self.scope), FlatModel.of(to, device)
+        part, mixture = symmetry(b.arch).scoped(self.scope), FlatModel.of(a, device)
         evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), held_out, self.check_points, processes)
 
         def measured(name: Kept, transform: Transform) -> _Candidate:
@@ -109,7 +110,7 @@ class LearnedMatching(TrainConfig):
             task,
             held_out,
             scope=self.scope,
-            lessons=self,
+            config=self,
             seed=self.seed,
             device=device,
             augment=self.augment,
@@ -127,9 +128,9 @@ class LearnedMatching(TrainConfig):
             **(vars(found) | {"history": tuple(height for _, height in learned.history)}),
             held_out={candidate.name: candidate.barrier for candidate in candidates},
             kept=best.name,
-            learning=learned.history,
-            learned_from=task.source,
-            decided_by=held_out.source,
+            held_out_history=learned.history,
+            train_source=task.source,
+            held_out_source=held_out.source,
             losses=learned.losses,
         )
 
@@ -143,6 +144,7 @@ def _check_scope(scope: str, init: Matcher | None) -> None:
 
 def _cache_key(config: TrainConfig, scope: str, init: Matcher | None, seed: int) -> dict[str, Any]:
     settings = {f.name: getattr(config, f.name) for f in fields(TrainConfig)} | {"autocast": str(config.autocast)}
+    settings["rate"] = settings.pop("lr")  # the name in resume files
     return {"scope": scope, "start": repr(init or WeightMatching(scope=scope)), "lessons": settings, "seed": seed}
 
 

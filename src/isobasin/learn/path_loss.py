@@ -140,7 +140,7 @@ class HeldOutEvaluator:
         torch.lerp(self._start, end, lam, out=self._mixture.buffer)
         sums = self._mixture.score(self._batches)
         mine = torch.tensor([sums.loss, sums.count] if sums else [0.0, 0.0], dtype=torch.float64)
-        loss, count = self._processes.total(mine.to(self._start.device)).tolist()
+        loss, count = self._processes.all_reduce_sum(mine.to(self._start.device)).tolist()
         if not count:
             raise IsobasinError("held-out data hold nothing that is scored: expected at least one token or sample")
         return float(loss / count)

@@ -47,7 +47,7 @@ class PermutationProposals:
     def proposals(self, a: Tensors, moved: Tensors) -> Iterator[dict[str, Monomial]]:
         """Permutations (with signs) of all these spaces together, for each weight of the gradient."""
         # Summed over processes, so that all of them make the same proposals.
-        grads = {name: self._processes.total(self._grads[name]) for name in sorted(self._grads)}
+        grads = {name: self._processes.all_reduce_sum(self._grads[name]) for name in sorted(self._grads)}
         for eta in ETAS:
             each = {name: self._proposal(name, a, moved, grads, eta) for name in self._groups}
             found = {name: g for name, g in each.items() if g is not None and not g.is_identity}

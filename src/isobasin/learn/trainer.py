@@ -29,7 +29,7 @@ from isobasin.weights import Weights
 
 Permutations = Literal["fixed", "free"]
 PERMUTATIONS = ("fixed", "free")
-SECTION = "learning"  # of a resume file
+RESUME_SECTION = "learning"  # of a resume file
 GRAPH_WARMUP = 3  # eager steps before a CUDA graph is captured, as the documentation of torch asks for
 MAX_GRAPHS = 4  # shapes of batches that are captured; the held-out split leaves batches of two sizes
 OnProgress = Callable[[int, int, float], None]  # (step, of, last measured held-out barrier)
@@ -59,7 +59,7 @@ class TrainConfig:
     """
 
     steps: int = 500
-    rate: float = 3e-3  # peak learning rate
+    lr: float = 3e-3  # peak learning rate
     warmup: float = 0.05  # share of the steps
     lambdas: tuple[float, float] = (0.4, 0.6)  # the best of several ranges on text and on digits
     accumulate: int = 1
@@ -72,7 +72,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         low, high = self.lambdas
         _require(self.steps >= 0, "steps", self.steps, "0 or more")
-        _require(self.rate > 0, "rate", self.rate, "more than 0")
+        _require(self.lr > 0, "rate", self.lr, "more than 0")
         _require(0 <= self.warmup <= 1, "warmup", self.warmup, "a share from 0 to 1")
         _require(0 <= low <= high <= 1, "lambdas", self.lambdas, "two points of the path, 0 ≤ low ≤ high ≤ 1")
         _require(self.accumulate >= 1, "accumulate", self.accumulate, "1 or more")
@@ -83,7 +83,7 @@ class TrainConfig:
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step; the warm-up takes one step at least."""
-        return warmup_cosine(step, self.steps, peak=self.rate, warmup_steps=max(1.0, self.warmup * self.steps))
+        return warmup_cosine(step, self.steps, peak=self.lr, warmup_steps=max(1.0, self.warmup * self.steps))
 
     def points(self, step: int, n: int, seed: int) -> list[float]:
         """n points of the path for this step, one from each n-th of `lambdas`, in random order."""
@@ -120,7 +120,7 @@ def learn(
     held_out: Task,
     *,
     scope: str = "model",
-    lessons: TrainConfig | None = None,
+    config: TrainConfig | None = None,
     seed: int = 0,
     device: torch.device | None = None,
     augment: Augment | None = None,
@@ -130,24 +130,25 @@ def learn(
 ) -> LearnResult:
     """Elements between the canonical forms of A and B that make the path from A to B low, trained from `start` on.
 
-    `start` has an element for every space of the scope. `lessons` is the training configuration. `on_progress(step, of,
-    barrier)` is called after each step with the held-out barrier as last measured; `resume` stores the state at every
-    check; `processes` share the batches.
+    `start` has an element for every space of the scope. `on_progress(step, of, barrier)` is called after each step with
+    the held-out barrier as last measured; `resume` stores the state at every check; `processes` share the batches.
 
-    >>> found = learn(a, b, match_whole(a, b, WeightMatching("model")).elements, task, held_out)  # doctest: +SKIP
+    >>> start = nearest_elements(a, b, "model", WeightMatching(), torch.device("cpu"))  # doctest: +SKIP
+    >>> found = learn(a, b, start, task, held_out)  # doctest: +SKIP
     """
-    device, config, resume = device or torch.device("cpu"), lessons or TrainConfig(), resume or NullResumeStore()
+    device, config = device or torch.device("cpu"), config or TrainConfig()
+    resume = NullResumeStore() if resume is None else resume  # an empty store is false
     part = symmetry(b.arch).scoped(scope)
     sampler = BatchSampler(task, seed, device, augment)
     trainer = Trainer(a, b, part, start, held_out, config, seed, device, processes or SingleProcess())
-    state = resume.find(SECTION)
+    state = resume.find(RESUME_SECTION)
     if state:
         trainer.load_state(state)
     while trainer.step < config.steps and trainer.barrier > 0:
         trainer.train_step(sampler)
         if config.is_check(trainer.step - 1):
             trainer.check()
-            resume.keep(SECTION, trainer.state())
+            resume.keep(RESUME_SECTION, trainer.state())
         if on_progress:
             on_progress(trainer.step, config.steps, trainer.barrier)
     return trainer.result()
@@ -190,7 +191,7 @@ class Trainer:
         points = self._config.points(self.step, n, self._seed)
         batches = [sampler[self.step * n + k] for k in mine]
         total = self._optimize([points[k] for k in mine], batches, self._config.rate_at(self.step))
-        self._losses.append(processes.total(total) / n)
+        self._losses.append(processes.all_reduce_sum(total) / n)
         self.step += 1
 
     def check(self) -> None:

@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.model.config import preset_settings as preset_settings  # noqa: F401
+from isobasin.model.config import preset_settings as preset_settings

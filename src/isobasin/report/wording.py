@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.report.text import NBSP as NBSP  # noqa: F401
+from isobasin.report.text import NBSP as NBSP

@@ -1,3 +1,3 @@
 # SHIM
 # mypy: implicit-reexport
-from isobasin.report.study_page import write_study_report as write_study_report  # noqa: F401
+from isobasin.report.study_page import write_study_report as write_study_report

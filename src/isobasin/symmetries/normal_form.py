@@ -2,14 +2,18 @@
 
 Two models can be compared coordinate by coordinate only in one form. Every free coordinate is set to a fixed value
 (gains one, shifts folded, unseen biases zero), and the units of a space with scales are balanced: their rows and
-columns have one size. The mean of a reader behind a LayerNorm has two conventions:
+columns have one size. Two conventions are needed, and `NormalForm` names them:
 
-* `means="zero"`: zero, a value that no group element moves. `normalize` and fingerprints use it.
-* `means="least"`: where the reader is smallest. Behind a gain that stays as it is (BERT's, or that of a norm outside
-  the scope) the two differ, and zero means would make the reader large for every small gain: distances would then be
-  measured along directions that the function does not see. Alignment and learning use it.
+* `"alignment"`: for distances between two models of a scope. The mean of a reader behind a gain that stays as it is
+  (BERT's, or that of a norm outside the scope) is where the reader is smallest: a zero mean would make the reader large
+  for every small gain, and distances would be measured along directions that the function does not see. Heads are left
+  as they are, since the matcher of heads sees every factor.
+* `"comparison"`: for one model on its own (fingerprints, canonical points, similarities). Means are zero, a value that
+  no group element moves; a shift in front of a reader without a bias is one; heads are balanced too (Q and K of a head
+  have the same Gram matrix, and V and O), the form of least norm under the factors of the heads. Vectors of the stream
+  (output biases, gains that do not fold) belong to the block of their layer.
 
-Behind a folded gain the two are the same.
+Behind folded gains and with biases everywhere the free coordinates of the two are the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +24,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, Space
-from isobasin.groups import Element, Monomial
+from isobasin.arch import Architecture, HeadSpace
+from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Monomial, Phases
 from isobasin.groups.scales import balance
+from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs, stacked
 from isobasin.symmetries.coordinate import Coordinate, Stage
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import Symmetry, symmetry
@@ -31,8 +37,11 @@ from isobasin.symmetries.transform import Transform, Value
 from isobasin.views import AsFloat64, Tensors, View, chain
 from isobasin.weights import Weights
 
-Means = Literal["zero", "least"]
+Convention = Literal["alignment", "comparison"]
+MOVES = ("primal", "dual", "permuted")  # how an axis moves: by g, by g⁻ᵀ, by the permutation of g alone
 HELD = 2**29  # bytes of a model that may stay in memory between sweeps
+WIDE = 2**24  # numbers in a block above which a model is computed in float32
+EMPTY = 1e-12  # relative to the largest: smaller singular values count as zero
 ROWS = 2**23  # numbers in a slice of a tall tensor
 
 
@@ -41,10 +50,10 @@ def normalize(weights: Weights) -> Transform:
 
     >>> flat = normalize(model).apply(model)  # doctest: +SKIP
     """
-    return to_normal_form(weights, symmetry(weights.arch).coordinates, means="zero")
+    return to_normal_form(weights, symmetry(weights.arch).coordinates, zero_means=True)
 
 
-def to_normal_form(weights: Weights, coordinates: Mapping[str, Coordinate], *, means: Means = "least") -> Transform:
+def to_normal_form(weights: Weights, coordinates: Mapping[str, Coordinate], *, zero_means: bool = False) -> Transform:
     """The transform that gives these coordinates their values in the normal form.
 
     >>> flat = to_normal_form(model, symmetry(model).scoped("first-attention").coordinates)  # doctest: +SKIP
@@ -57,7 +66,7 @@ def to_normal_form(weights: Weights, coordinates: Mapping[str, Coordinate], *, m
     def value(c: Coordinate, before: Tensor) -> Tensor:
         if isinstance(c, NormCoordinate):
             return norms[c]
-        return torch.zeros_like(before) if means == "zero" else c.least(folded)
+        return torch.zeros_like(before) if zero_means else c.least(folded)
 
     gauge = {c.name: Value(before, value(c, before)) for c in free for before in (c.read(tensors),)}
     return Transform(weights.arch.family, dict(weights.arch.spaces), {}, gauge)
@@ -67,7 +76,7 @@ def to_normal_form(weights: Weights, coordinates: Mapping[str, Coordinate], *, m
 class NormalForm:
     """One model in normal form, read one block of tensors at a time, in the type and on the device of the work.
 
-    `coordinates` are the free coordinates that are set; the units of `part` with scales are balanced.
+    `coordinates` are the free coordinates that are set (by default all of `part`).
     """
 
     weights: Weights
@@ -75,15 +84,40 @@ class NormalForm:
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     coordinates: Mapping[str, Coordinate] | None = None
-    _kept: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    convention: Convention = "alignment"
+    _kept: dict[str, tuple[Element | None, dict[str, Tensor]]] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def for_comparison(weights: Weights, device: torch.device | None = None) -> "NormalForm":
+        """The whole model in the convention of comparisons; wide models in float32."""
+        sizes = (sum(torch.Size(weights.arch.shapes[n]).numel() for n in ns) for ns in weights.arch.blocks.values())
+        dtype = torch.float32 if max(sizes) > WIDE else torch.float64
+        place = device or torch.device("cpu")
+        return NormalForm(weights, symmetry(weights.arch), dtype, place, convention="comparison")
+
+    @property
+    def arch(self) -> Architecture:
+        return self.weights.arch
+
+    @cached_property
+    def blocks(self) -> Mapping[str, tuple[str, ...]]:
+        """Tensor names by block: by the space that moves them, those of the stream alone under its own name."""
+        return self.arch.blocks if self.convention == "alignment" else block_tensors(self.arch)
+
+    @property
+    def spaces(self) -> list[str]:
+        """All blocks except that of the stream (embeddings and head), layers in their order."""
+        return [space for space in self.blocks if space != self.arch.stream.name]
 
     @cached_property
     def transform(self) -> Transform:
-        """From the model to this form, without the balance of its units."""
+        """From the model to this form, without the balance of its units and heads."""
+        if self.convention == "comparison":
+            return _with_all_norms_folded(self.weights)
         return to_normal_form(self.weights, self.part.coordinates if self.coordinates is None else self.coordinates)
 
     @cached_property
-    def _flat(self) -> Weights:
+    def _folded(self) -> Weights:
         return self.transform.apply(self.weights, device=self.device)
 
     @property
@@ -91,54 +125,188 @@ class NormalForm:
         """Whether the whole model is small enough to stay in memory."""
         return self.weights.n_params * self.dtype.itemsize <= HELD
 
+    def read(self, name: str) -> Tensor:
+        """One folded tensor."""
+        return self._folded[name].to(self.device, self.dtype)
+
+    def folded(self, space: str) -> dict[str, Tensor]:
+        """The tensors of a block, folded but not balanced."""
+        return {name: self.read(name) for name in self.blocks[space]}
+
+    def without_space(self) -> dict[str, Tensor]:
+        """Folded tensors that no group element moves, such as the bias of a classifier."""
+        patterns = self.arch.tensors.items()
+        names = [n for n, p in patterns if p.roles and not any(axis.terms for role in p.roles for axis in role.axes)]
+        return {name: self.read(name) for name in names}
+
     def block(self, space: str) -> Mapping[str, Tensor]:
-        """The tensors of a block; kept in memory where the whole model is small enough."""
+        """The balanced tensors of a block, by name; kept in memory where the whole model is small enough."""
+        return self.balanced(space)[1]
+
+    def balanced(self, space: str) -> tuple[Element | None, Mapping[str, Tensor]]:
+        """The element that balances a block (scales of units, factors of heads), and the tensors after it acted.
+
+        For comparisons the block that was read last is kept, however large the model is.
+        """
         if space in self._kept:
             return self._kept[space]
-        tensors = self._unbalanced(space)
-        if self.weights.arch.spaces[space].scales:
-            action = Action(self.weights.arch, {space: self._balance(space, tensors)}, in_type=True)
-            tensors = {name: action.tensor(name, t) for name, t in tensors.items()}
-        if self.held:
-            self._kept[space] = tensors
-        return tensors
+        element, tensors = None, self.folded(space)
+        if space != self.arch.stream.name and space in self.part.groups:
+            element = self._balancing(space, tensors)
+            if self._is_balanced(space):
+                action = Action(self.arch, {space: element}, in_type=self.convention == "alignment")
+                tensors = {name: action.tensor(name, t) for name, t in tensors.items()}
+        if not self.held:
+            self._kept.clear()
+        if self.held or self.convention == "comparison":
+            self._kept[space] = element, tensors
+        return element, tensors
 
     def pieces(self, space: str) -> Iterator[Mapping[str, Tensor]]:
         """The same tensors part by part: those of the stream alone are tall, and come a few rows at a time."""
-        if space != self.weights.arch.stream.name or self.held or space in self._kept:
+        if space != self.arch.stream.name or self.held or space in self._kept:
             yield self.block(space)
             return
-        for name in self.weights.arch.blocks[space]:
+        for name in self.blocks[space]:
             for part in slices(self.weights, self.part, name):
                 flat = self.transform.apply(part, device=self.device)
                 yield {name: flat[name].to(self.device, self.dtype)}
 
     def balance(self, space: str) -> Element:
-        """The scales that were applied to the units of this space; the identity where there are none."""
-        if not self.weights.arch.spaces[space].scales:
+        """The element that balanced a space."""
+        if space == self.arch.stream.name or not self._is_balanced(space):
             return self.part.groups[space].identity()
-        return self._balance(space, self._unbalanced(space))
+        return self._balancing(space, self.folded(space))
 
-    def _unbalanced(self, space: str) -> dict[str, Tensor]:
-        return {name: self._flat[name].to(self.device, self.dtype) for name in self.weights.arch.blocks[space]}
+    def _is_balanced(self, space: str) -> bool:
+        place = self.arch.spaces[space]
+        return place.scales or (place.role == "heads" and self.convention == "comparison")
 
-    def _balance(self, space: str, tensors: Tensors) -> Element:
-        place = self.weights.arch.spaces[space]
-        assert isinstance(place, Space)
-        found = _unit_squares(self.weights.arch, place, tensors)
-        return Monomial(torch.arange(place.size), balance(*found).cpu().to(torch.float64))
+    def _balancing(self, space: str, tensors: Tensors) -> Element:
+        if not self._is_balanced(space):
+            return self.part.groups[space].identity()
+        place = self.arch.spaces[space]
+        if isinstance(place, HeadSpace):
+            return balance_heads(self.arch, place, {name: t.to("cpu", torch.float64) for name, t in tensors.items()})
+        sizes = {move: torch.zeros(place.size, dtype=torch.float64) for move in MOVES}
+        for _, rows, move in unit_rows(self.arch, space, tensors):
+            sizes[move] += rows.square().sum(1).to("cpu", torch.float64)
+        return Monomial(torch.arange(place.size), balance(sizes["primal"], sizes["dual"]))
 
 
-def _unit_squares(arch: Architecture, space: Space, tensors: Tensors) -> tuple[Tensor, Tensor]:
-    """Squares of each unit's rows and columns."""
-    rows = torch.zeros(space.size, dtype=torch.float64)
-    sizes = {"primal": rows, "dual": rows.clone()}
+# -- the convention of comparisons ---------------------------------------------------------------------------------
+
+
+def block_tensors(arch: Architecture) -> dict[str, tuple[str, ...]]:
+    """Tensor names by block: as `Architecture.blocks`, but vectors of the stream go to the layer they belong to."""
+    stream = arch.stream.name
+    found = {space: list(names) for space, names in arch.blocks.items()}
+    home = {name: space for space, names in found.items() if space != stream for name in names}
+    for weight, space in list(home.items()):
+        bias = arch.bias_of(weight)
+        home |= {bias: space} if bias is not None and bias not in home else {}
+    for norm in arch.norms.values():
+        space = next((home[r.weight] for r in arch.readers(norm.name) if r.weight in home), stream)
+        home |= {name: space for name in (norm.gain, norm.shift) if name in arch.tensors and name not in home}
+    for name in list(found[stream]):
+        if home.get(name, stream) != stream:
+            found[stream].remove(name)
+            found[home[name]].append(name)
+    return {space: tuple(names) for space, names in found.items() if names or space == stream}
+
+
+def _norms_without_bias(arch: Architecture) -> dict[str, NormCoordinate]:
+    """Gains and shifts of norms with a reader that has no bias."""
+    coordinates = symmetry(arch).coordinates.items()
+    return {name: c for name, c in coordinates if isinstance(c, NormCoordinate) and c.lacks_bias}
+
+
+def with_unit_shift(weights: Weights) -> Weights:
+    """The same function with shift one in front of every reader that has no bias.
+
+    Such a reader then stores its constant along the all-ones vector, whatever the shift was. `normalize` does this only
+    where the inverse is accurate, which a small change of the shift decides; a comparison must not depend on that.
+    """
+    chosen = _norms_without_bias(weights.arch).values()
+    changes = chain(*(c.set(torch.ones(2, c.space_size, dtype=torch.float64)) for c in chosen))
+    if not changes:
+        return weights
+    view = View(AsFloat64(weights), changes)
+    return replace(weights, tensors=View(weights, {name: lambda _, n=name: view[n] for name in changes}))  # type: ignore[misc]
+
+
+def _with_all_norms_folded(weights: Weights) -> Transform:
+    """`normalize` of the model with unit shifts, as one transform of the model itself."""
+    found = normalize(with_unit_shift(weights))
+    gauge = dict(found.gauge)
+    for name, coordinate in _norms_without_bias(weights.arch).items():
+        norm = coordinate.norm
+        before = torch.stack([weights[norm.gain].cpu().double(), weights[norm.shift].cpu().double()])
+        gauge[name] = Value(before, gauge[name].after)
+    return replace(found, gauge=gauge)
+
+
+def unit_rows(arch: Architecture, space: str, tensors: Tensors) -> Iterator[tuple[str, Tensor, str]]:
+    """Each tensor with an axis in this space of units: its name, one row per unit, and how the rows move."""
     for name, tensor in tensors.items():
         for axis, words in enumerate(arch.tensors[name].roles[0].axes):
-            if len(words.terms) == 1 and words.terms[0].name == space.name and not words.terms[0].magnitude:
-                flat = tensor.movedim(axis, 0).reshape(space.size, -1)
-                sizes["dual" if words.terms[0].dual else "primal"] += flat.square().sum(1).cpu().to(torch.float64)
-    return sizes["primal"], sizes["dual"]
+            if len(words.terms) == 1 and arch.space_of(words.terms[0]).name == space:
+                term, rows = words.terms[0], tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1)
+                move = "permuted" if term.magnitude else "dual" if term.dual else "primal"
+                yield name, rows, move
+
+
+def balance_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> HeadsElement:
+    """The element that balances every head of a layer, without a permutation.
+
+    In balanced form the remaining freedom of a head is compact: O(n) for a matrix factor, a phase for a rotary pair. So
+    balanced heads can be compared by rotations alone.
+    """
+    m = attention_matrices(arch, heads, tensors)
+    places = torch.arange(heads.group_size).expand(heads.n_kv_heads, -1).clone()
+    vo = Matrix(GL(heads.d_head).project(_balancing_factor(stacked(m.o, heads), m.v)).value)
+    return HeadsElement(torch.arange(heads.n_kv_heads), places, _query_key_balancing(m, heads), vo)
+
+
+def _query_key_balancing(m: AttentionMatrices, heads: HeadSpace) -> Element:
+    """How keys move: a positive number for every rotary pair, a matrix for the other columns."""
+    q, k, r = stacked(m.q, heads), m.k, heads.rotary
+    parts: list[Element] = []
+    if r:
+        sizes = [rotary_pairs(x[..., :r], heads).abs().square().sum(-2).sqrt() for x in (q, k)]
+        full = (sizes[0] > EMPTY * sizes[0].max()) & (sizes[1] > EMPTY * sizes[1].max())
+        scale = torch.where(full, sizes[0] / torch.where(full, sizes[1], 1), 1).sqrt()
+        parts.append(Phases(torch.complex(scale, torch.zeros_like(scale)), heads.interleaved))
+    if r < heads.d_head:
+        parts.append(GL(heads.d_head - r).project(_balancing_factor(q[..., r:], k[..., r:])))
+    return parts[0] if len(parts) == 1 else Blocks(tuple(parts))
+
+
+def _balancing_factor(x: Float[Tensor, "b rows_x n"], y: Float[Tensor, "b rows_y n"]) -> Float[Tensor, "b n n"]:
+    """The g for which x g⁻¹ and y gᵀ have the same diagonal Gram matrix.
+
+    With x = Y_x R_x, y = Y_y R_y and R_x R_yᵀ = Z Σ Wᵀ it is g = Σ^-½ Zᵀ R_x; the identity for a head of zeros. A
+    deficient rank does not determine g: singular values of zero then get a small ridge.
+    """
+    n = x.shape[-1]
+    r_x, r_y = _triangular_factor(x), _triangular_factor(y)
+    z, sigma, _ = torch.linalg.svd(r_x @ r_y.mT)
+    sigma = torch.maximum(sigma, 1e-8 * sigma[..., :1])
+    eye = torch.eye(n, dtype=x.dtype, device=x.device).expand(len(x), n, n)
+    zero = (sigma[..., 0] <= 0)[:, None, None]
+    g = z.mT @ r_x / torch.where(zero[..., 0], 1, sigma).sqrt()[..., None]
+    return torch.where(zero, eye, g)
+
+
+def _triangular_factor(x: Tensor) -> Tensor:
+    """R of x = Y R, with a ridge of the size of rounding errors."""
+    n = x.shape[-1]
+    ridge = EMPTY**0.5 * torch.linalg.matrix_norm(x, ord=2)[:, None, None]
+    rows = ridge * torch.eye(n, dtype=x.dtype, device=x.device)
+    return torch.linalg.qr(torch.cat([x, rows], dim=-2), mode="r").R
+
+
+# -- tall tensors -------------------------------------------------------------------------------------------------
 
 
 def slices(weights: Weights, part: Symmetry, name: str) -> Iterator[Weights]:

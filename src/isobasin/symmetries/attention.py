@@ -5,14 +5,18 @@ Rows are inputs, with the bias as one more row: a head is Q, K, V (d + 1) × n a
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace
-from isobasin.shapes import Float
+from isobasin.errors import IsobasinError
+from isobasin.shapes import Complex, Float
 from isobasin.symmetries.coordinate import face_columns
 from isobasin.views import Tensors
+
+Layout = Literal["half", "interleaved"]
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,26 @@ def _turned(x: Float[Tensor, "h t n"], heads: HeadSpace) -> Tensor:
         pairs = torch.complex(turning[..., : r // 2], turning[..., r // 2 :]) * turn
         turned = torch.cat([pairs.real, pairs.imag], -1)
     return torch.cat([turned, x[..., r:]], -1)
+
+
+def stacked(x: Tensor, heads: HeadSpace) -> Tensor:
+    """Query heads of a group under each other: they share one factor, so they are one tall matrix."""
+    return x.reshape(heads.n_kv_heads, -1, x.shape[-1])
+
+
+def complex_pairs(columns: Float[Tensor, "*batch d r"], layout: Layout) -> Complex[Tensor, "*batch d p"]:
+    """Rotary pairs as complex columns: (j, j + r/2) for "half", (2j, 2j + 1) for "interleaved"."""
+    r = columns.shape[-1]
+    if r % 2:
+        raise IsobasinError(f"{r} rotary columns: expected an even number, two columns to a pair")
+    columns = columns.to(torch.float64)
+    if layout == "half":
+        return torch.complex(columns[..., : r // 2], columns[..., r // 2 :])
+    if layout == "interleaved":
+        return torch.complex(columns[..., 0::2], columns[..., 1::2])
+    raise IsobasinError(f"rotary layout {layout!r}: expected 'half' or 'interleaved'")
+
+
+def rotary_pairs(x: Float[Tensor, "*b d r"], heads: HeadSpace) -> Complex[Tensor, "*b d p"]:
+    """Rotary columns as complex numbers, in the layout of these heads."""
+    return complex_pairs(x.contiguous(), "interleaved" if heads.interleaved else "half")

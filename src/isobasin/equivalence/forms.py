@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.compare.normal_form import is_tied as is_tied  # noqa: F401

@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.compare.outputs import ComparedInput as Witness  # noqa: F401

@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.compare.canonical import canonical as canonical  # noqa: F401
