@@ -173,8 +173,8 @@ def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
         raise _no_model(kind.__name__, error) from error
     if report["missing_keys"]:  # initialised at random, they would be measured in place of the checkpoint
         raise ArchitectureError(
-            f"{min(report['missing_keys'])}: transformers expects this tensor in a {kind.__name__}, the checkpoint does "
-            "not have it: complete the folder or correct architectures in config.json"
+            f"{min(report['missing_keys'])}: transformers expects this tensor in a {kind.__name__}, the checkpoint "
+            "does not have it: complete the folder or correct architectures in config.json"
         )
     model.config.use_cache = False  # nothing is generated here, and a component that runs twice would fill it twice
     ready: torch.nn.Module = model.eval()

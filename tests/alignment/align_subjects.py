@@ -104,8 +104,8 @@ def worst_tensor(found: Weights, a: Weights) -> float:
     )
 
 
-def sent_home(planted: Transform) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Where the heads of B have to come from: query heads and kv heads per layer that undo the planted element."""
+def head_order_back(planted: Transform) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """The order of B's query heads and of its kv heads, per layer, that undoes the planted element."""
     elements = [g for g in planted.elements.values() if isinstance(g, HeadsElement)]
     queries = tuple(tuple(torch.argsort(g.head_permutation).tolist()) for g in elements)
     return queries, tuple(tuple(torch.argsort(g.kv).tolist()) for g in elements)

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.problem import SETTINGS, check_comparable
+from isobasin.alignment.problem import check_comparable
+from isobasin.arch import FAMILIES
 from isobasin.checkpoint import CheckpointWriter
 from isobasin.cli import run
 from isobasin.model import ModelConfig, Transformer
@@ -56,7 +57,7 @@ def arguments(b: Path, a: Path, out: Path, *more: str) -> list[str]:
 # -- two models that do not go together ------------------------------------------------------------------------------
 
 # name: A, B, what is changed in B's config, what the one line must say
-STRANGERS: Mapping[str, tuple[str, str, Break, str]] = {
+NOT_COMPARABLE: Mapping[str, tuple[str, str, Break, str]] = {
     "family": ("gpt2-lm-tied", "llama-untied", sound, r"family: A has gpt2, B has llama; only models of the same arch"),
     "near-family": ("llama-gqa", "mistral-gqa", sound, r"family: A has llama, B has mistral"),
     "depth": ("llama-untied", "llama-bare", sound, r"n_layers: A has 2, B has 1"),
@@ -94,9 +95,9 @@ STRANGERS: Mapping[str, tuple[str, str, Break, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", NOT_COMPARABLE)
 def test_two_models_that_do_not_go_together(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, damage, pattern = STRANGERS[name]
+    first, second, damage, pattern = NOT_COMPARABLE[name]
     tiny.save(tiny.case(first), tmp_path / "a")
     tiny.save(tiny.case(second), tmp_path / "b", seed=1)
     damage(tmp_path / "b")
@@ -181,13 +182,14 @@ def test_older_spellings_of_the_same_configuration_go_together(name: str) -> Non
 def test_the_defaults_are_those_of_transformers() -> None:
     import transformers
 
-    for family, settings in SETTINGS.items():
-        if family == "isobasin":
-            fields = {f: ModelConfig.__dataclass_fields__[f].default for f in settings}
-            assert fields == settings
+    for family in FAMILIES.values():
+        assert family.settings
+        if family.own:
+            fields = {f: ModelConfig.__dataclass_fields__[f].default for f in family.settings}
+            assert fields == family.settings
         else:
-            default = transformers.AutoConfig.for_model(family)
-            assert {key: getattr(default, key) for key in settings} == settings
+            default = transformers.AutoConfig.for_model(family.name)
+            assert {key: getattr(default, key) for key in family.settings} == family.settings
 
 
 # -- places, numbers, flags ------------------------------------------------------------------------------------------

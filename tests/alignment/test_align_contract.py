@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from align_subjects import moved_outputs, sent_home
-from isobasin.match import align as aligning
-from isobasin.match.verification import Probe
+from align_subjects import moved_outputs, head_order_back
 from safetensors.torch import save_file
 
 import tiny
-from isobasin.alignment.attention import AttentionMatrices
+from isobasin.alignment import descent, verification
+from isobasin.symmetries.attention import AttentionMatrices
 from isobasin.alignment.heads import HeadMatch, match_heads
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.cli import run
@@ -268,7 +267,7 @@ def test_every_choice_keeps_the_function(choice: str, case: str, pairs: Path, tm
     facts = answer("align", b, "--to", a, "-o", c, *CHOICES[choice])
     assert facts["distance_after"] < facts["distance_before"]
     assert moved_outputs(load(c), load(b), tiny.case(case).inputs(0)) <= 1e-5
-    queries, kv = sent_home(load_transform(pairs / f"{case}.safetensors"))
+    queries, kv = head_order_back(load_transform(pairs / f"{case}.safetensors"))
     if choice in ("complete", "frobenius", "singular", "cosine", "full", "seed"):
         assert facts["distance_after"] <= 1e-5
     elif choice in ("none", "orthogonal"):
@@ -290,7 +289,7 @@ def test_the_choice_of_head_distance_is_used(
         used.append(f"{options['distance']} {options['stage2']}")
         return match_heads(a, b, heads, **options)
 
-    monkeypatch.setattr("isobasin.match.matchers.match_heads", spy)
+    monkeypatch.setattr("isobasin.alignment.matchers.match_heads", spy)
     options = ("--head-distance", "cosine", "--stage2", "orthogonal")
     answer("align", pairs / "gpt2-bare-b", "--to", pairs / "gpt2-bare-a", "-o", tmp_path / "c", *options)
     assert used == ["cosine orthogonal"]
@@ -350,48 +349,49 @@ def outside(matcher: WeightMatching, a: AttentionMatrices, b: AttentionMatrices,
     return replace(found, element=wrong)
 
 
-def nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every candidate look nearer to A than B is, as a clever wrong element would."""
-    distances = iter(range(10**6, 0, -1))
-    monkeypatch.setattr(aligning, "_square", lambda reference, tensors: float(next(distances)))
+def report_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every candidate seem closer to A than B is and than the one before it, as an effective wrong element would
+    be."""
+    distances = iter(range(10**6 - 1, 0, -1))
+    monkeypatch.setattr(verification, "_squares", lambda *_: (1e6, float(next(distances)), 1.0))
 
 
 def no_check(*_: Any) -> None:
-    """The guards that a test takes away."""
+    """In place of a check that a test takes away."""
 
 
-@pytest.mark.parametrize("guards", [0, 1, 2])
+@pytest.mark.parametrize("removed", [0, 1, 2])
 def test_an_alignment_that_would_change_the_function_is_exit_4_and_no_output(
-    guards: int, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    removed: int, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three guards behind each other: membership of the group, the layer's outputs, the whole model's."""
+    """Three checks, one after the other: membership of the group, the layer's outputs, the whole model's."""
     monkeypatch.setattr(WeightMatching, "match", outside)
-    nearer(monkeypatch)
-    if guards:
-        monkeypatch.setattr(aligning, "check_element", no_check)
+    report_closer(monkeypatch)
+    if removed:
+        monkeypatch.setattr(descent, "check_element", no_check)
         monkeypatch.setattr(Transform, "check_elements", no_check)
-    if guards == 2:
-        monkeypatch.setattr(Probe, "require_unchanged", no_check)
-    words = ("not in S2 ≀", "would change the outputs of this layer", "would change the model's outputs")
+    if removed == 2:
+        monkeypatch.setattr(verification, "require_unchanged", no_check)
+    words = ("not in S2 ≀", "would change what this layer adds", "would change the model's outputs")
     arguments = ["align", str(pairs / "llama-gqa-b"), "--to", str(pairs / "llama-gqa-a"), "-o", str(tmp_path / "c")]
     code = run(
         [*arguments, "--save-transform", str(tmp_path / "t.safetensors"), "--verify", "model", "--quiet", *ATTENTION]
     )
     out, err = capsys.readouterr()
     assert (code, out) == (4, "")
-    assert words[guards] in err
+    assert words[removed] in err
     assert err.count("\n") == 1
     assert everything(tmp_path) == {}
 
 
-def test_without_any_guard_the_wrong_element_is_written(
+def test_without_any_check_the_wrong_element_is_written(
     pairs: Path, tmp_path: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: the element above does change the function, so something had to catch it."""
     monkeypatch.setattr(WeightMatching, "match", outside)
-    nearer(monkeypatch)
-    monkeypatch.setattr(aligning, "check_element", no_check)
-    monkeypatch.setattr(Probe, "require_unchanged", no_check)
+    report_closer(monkeypatch)
+    monkeypatch.setattr(descent, "check_element", no_check)
+    monkeypatch.setattr(verification, "require_unchanged", no_check)
     monkeypatch.setattr(Transform, "check_elements", no_check)
     a, b, c = pairs / "llama-gqa-a", pairs / "llama-gqa-b", tmp_path / "c"
     answer("align", b, "--to", a, "-o", c, "--verify", "none")

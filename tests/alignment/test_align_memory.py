@@ -52,8 +52,9 @@ print(limit, file=sys.stderr)
 ALIGN = PRELUDE + "sys.exit(run(sys.argv[2:]))"
 # A small model swept as a large one is, or held as small ones are.
 STREAM = """
-from isobasin.match import canonical, slices, whole
-whole.WIDE, slices.ROWS, canonical.HELD = 0, 2**18, {held}
+from isobasin.alignment import problem
+from isobasin.symmetries import normal_form
+problem.WIDE, normal_form.ROWS, normal_form.HELD = 0, 2**18, {held}
 """
 LOAD_BOTH = PRELUDE + "both = [load(folder).state_dict('keep') for folder in sys.argv[2:]]; print('held')"
 

@@ -9,26 +9,26 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import isobasin as ib
 import tiny
-from isobasin.arch import Space
+from isobasin.alignment.align import align
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.cli import run
+from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
 from isobasin.runtime import change, outputs, random_inputs
-from isobasin.weights import untied
+from isobasin.symmetries.transform import scramble
+from isobasin.weights import Weights, load, untied
 
 pytestmark = pytest.mark.hf
 
 TIED = [c for c in tiny.CASES if c.name.endswith("-tied")]
 FULL = os.environ.get("ISOBASIN_SLOW") == "1"
 ALIGNED = [c for c in TIED if FULL or c.family in ("gpt2", "llama")]
-MATCHER = ib.WeightMatching(scope="model")
+MATCHER = WeightMatching(scope="model")
 
 
-def kind(weights: ib.Weights) -> str:
-    space = weights.arch.spaces["resid"]
-    assert isinstance(space, Space)
-    return space.kind
+def kind(weights: Weights) -> str:
+    return weights.arch.stream.kind
 
 
 def logits(case: tiny.Case, folder: Path) -> Tensor:
@@ -43,14 +43,14 @@ def test_there_are_tied_cases_of_four_families() -> None:
 @pytest.mark.parametrize("case", TIED, ids=lambda c: c.name)
 def test_an_untied_folder_gives_the_same_logits_and_reads_its_own_head(case: tiny.Case, tmp_path: Path) -> None:
     tiny.save(case, tmp_path / "tied")
-    model = ib.load(tmp_path / "tied")
+    model = load(tmp_path / "tied")
     apart = untied(model)
     apart.save(tmp_path / "untied")
     config = json.loads((tmp_path / "untied" / "config.json").read_text())
     assert config["tie_word_embeddings"] is False
     before, after = (logits(case, tmp_path / name) for name in ("tied", "untied"))
     assert torch.equal(before, after)
-    assert untied(ib.load(tmp_path / "untied")).arch.tensors == ib.load(tmp_path / "untied").arch.tensors
+    assert untied(load(tmp_path / "untied")).arch.tensors == load(tmp_path / "untied").arch.tensors
     assert kind(apart) != kind(model)
     # The control: the head that was written is the one that is read, not the embedding beside it.
     file = tmp_path / "untied" / "model.safetensors"
@@ -75,21 +75,21 @@ def test_untied_models_come_closer_and_keep_their_logits(
     expected, found = logits(case, tmp_path / "m1"), logits(case, tmp_path / "out")
     assert change(expected, found) <= 2e-5
     assert change(expected, logits(case, tmp_path / "m0")) > 1e-2
-    written = ib.load(tmp_path / "out")
-    assert kind(written) == kind(untied(ib.load(tmp_path / "m1")))
-    assert kind(written) != kind(ib.load(tmp_path / "m1"))
+    written = load(tmp_path / "out")
+    assert kind(written) == kind(untied(load(tmp_path / "m1")))
+    assert kind(written) != kind(load(tmp_path / "m1"))
 
 
 def test_a_rotation_that_only_an_untied_model_allows_is_found(tmp_path: Path) -> None:
     """B is A untied and rotated: no permutation brings it back, the larger group does."""
     tiny.save(tiny.case("llama-tied"), tmp_path / "a")
-    a = ib.load(tmp_path / "a")
+    a = load(tmp_path / "a")
     apart = untied(a)
-    b = ib.scramble(apart, scope="model", seed=5).apply(apart)
-    found = ib.align(b, to=apart, matcher=MATCHER)
+    b = scramble(apart, scope="model", seed=5).apply(apart)
+    found = align(b, to=apart, matcher=MATCHER)
     assert found.distance_after <= 1e-6 < 0.5 < found.distance_before
-    with pytest.raises(ib.IsobasinError, match="only models of the same architecture can be aligned"):
-        ib.align(b, to=a, matcher=MATCHER)
+    with pytest.raises(IsobasinError, match="only models of the same architecture can be aligned"):
+        align(b, to=a, matcher=MATCHER)
 
 
 def test_a_folder_without_prefixes_gets_full_names(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_folder_without_prefixes_gets_full_names(tmp_path: Path) -> None:
     tensors = load_file(file)
     short = {n.removeprefix("transformer."): t for n, t in tensors.items() if n != "lm_head.weight"}
     save_file(short, file, metadata={"format": "pt"})
-    untied(ib.load(tmp_path / "m")).save(tmp_path / "out")
+    untied(load(tmp_path / "m")).save(tmp_path / "out")
     assert "transformer.wte.weight" in load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(before, logits(case, tmp_path / "out"))
 
@@ -119,7 +119,7 @@ def test_our_own_model_can_be_untied() -> None:
         tied=True,
         n_positions=8,
     )
-    tied = ib.load(Transformer(config, seed=0).state_dict(), config.to_dict())
+    tied = load(Transformer(config, seed=0).state_dict(), config.to_dict())
     apart = untied(tied)
     assert (apart.config["tied"], kind(tied), kind(apart)) == (False, "signed", "orthogonal")
     inputs = random_inputs(tied)

@@ -13,7 +13,7 @@ from torch import Tensor
 import oracle
 import tiny
 from isobasin.model import ModelConfig, Transformer
-from isobasin.transform import Transform, scramble
+from isobasin.symmetries.transform import Transform, scramble
 from isobasin.weights import Weights, load
 
 FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"

@@ -10,7 +10,7 @@ import pytest
 from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
-from isobasin.plots.likeness import plot_likeness
+from isobasin.report.figures import plot_similarity
 
 SIZES = {"d_model": 16, "n_heads": 2, "d_ff": 24, "d_vocab": 20, "n_positions": 8}
 
@@ -100,7 +100,7 @@ def test_a_file_without_a_fingerprint_is_a_mistake(
 
 def test_a_figure_needs_the_matrix(tmp_path: Path) -> None:
     with pytest.raises(IsobasinError, match="no layer-to-layer matrix; ask for it"):
-        plot_likeness({"score": 1.0, "null": {"largest": 0.0}}, tmp_path / "layers.png")
+        plot_similarity({"score": 1.0, "null": {"largest": 0.0}}, tmp_path / "layers.png")
     assert not (tmp_path / "layers.png").exists()
 
 

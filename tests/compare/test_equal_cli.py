@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import isobasin as ib
 from isobasin.cli import run
 from isobasin.compare.outputs import Runner
-from isobasin.running import module_of, random_inputs
+from isobasin.runtime import module_of, random_inputs
 
 pytestmark = pytest.mark.hf
 

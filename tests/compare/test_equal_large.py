@@ -8,8 +8,9 @@ from compared_models import output_difference, perturbed, scrambled_file, with_t
 
 import isobasin as ib
 import tiny
-from isobasin.match.sweep import Board, Elements
-from isobasin.match.whole import ends_left
+from isobasin.match.sweep import Board
+from isobasin.alignment.problem import Elements
+from isobasin.alignment.descent import embedding_distance
 
 pytestmark = pytest.mark.hf
 V = "model.layers.0.self_attn.v_proj.weight"
@@ -66,7 +67,7 @@ def test_unrelated_models_are_distinguished_by_their_outputs(
     assert found.answer == "different"
     assert found.witness is not None
     assert output_difference(a, b, found.witness.inputs) > 1e-2
-    assert ends_left(a, b, device=CPU) == pytest.approx(1 - by_chance(a, b), abs=1e-6)
+    assert embedding_distance(a, b, device=CPU) == pytest.approx(1 - by_chance(a, b), abs=1e-6)
     assert not sweeps
     assert found.parting is not None
     assert "as they are: no layer is near its place" in str(found)
@@ -110,7 +111,7 @@ def test_models_with_new_embeddings_alone_are_not_unrelated(
     a, other = models
     ends = {name: other[name] for name in (EMBEDDING, HEAD)}
     b = with_tensors(a, ends)
-    assert ends_left(a, b, device=CPU) > 0.5
+    assert embedding_distance(a, b, device=CPU) > 0.5
     found = ib.equivalent(a, b)
     assert found.answer == "different"
     assert sweeps
@@ -122,4 +123,4 @@ def test_a_scrambled_copy_is_found(models: tuple[ib.Weights, ib.Weights], sweeps
     b = scrambled_file(a)
     assert ib.equivalent(a, b).answer == "same"
     assert sweeps
-    assert ends_left(a, b, device=CPU) < 1e-9
+    assert embedding_distance(a, b, device=CPU) < 1e-9

@@ -14,7 +14,7 @@ from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.normal_form import refine_transform
 from isobasin.errors import IsobasinError
 from isobasin.groups import Matrix
-from isobasin.match.untying import untied
+from isobasin.weights import untied
 
 pytestmark = pytest.mark.hf
 

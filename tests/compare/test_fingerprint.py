@@ -8,7 +8,7 @@ from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobasin.action import Action
+from isobasin.symmetries.action import Action
 from isobasin.compare.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Matrix

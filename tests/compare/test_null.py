@@ -9,7 +9,7 @@ import torch
 from compared_models import held, own_model
 from torch import Tensor
 
-from isobasin.action import Action
+from isobasin.symmetries.action import Action
 from isobasin.arch import Architecture
 from isobasin.compare.distance import RotatedModel, UnrelatedModel
 from isobasin.compare.normal_form import BalancedModel

@@ -8,9 +8,9 @@ import torch
 
 from isobasin.learn.data import split_held_out
 from isobasin.learn.distributed import ProcessGroup, current_group
-from isobasin.learn.resume import pack_elements
 from isobasin.learn.trainer import LearnResult, learn
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.transform import pack_elements
 
 
 def train(processes: ProcessGroup, accumulate: int) -> LearnResult:
@@ -18,8 +18,8 @@ def train(processes: ProcessGroup, accumulate: int) -> LearnResult:
     b = subjects.noisy(subjects.disguised(a, "all-attention"))
     tasks = split_held_out(subjects.told(subjects.rows_task(80, seed=1), a))
     start = {name: g.identity() for name, g in symmetry(b.arch).scoped("all-attention").groups.items()}
-    config = subjects.config(accumulate=accumulate, steps=20, rate=5e-3)
-    return learn(a, b, start, *tasks, scope="all-attention", lessons=config, processes=processes)
+    config = subjects.config(accumulate=accumulate, steps=20, lr=5e-3)
+    return learn(a, b, start, *tasks, scope="all-attention", config=config, processes=processes)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 import isobasin as ib
+from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.groups import Element, Monomial
 from isobasin.learn.matching import LearnedMatching
 from isobasin.learn.trainer import TrainConfig
-from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.descent import nearest_elements
 from isobasin.runtime import logits, module_of
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.weights import Weights
@@ -62,14 +62,14 @@ def noisy(b: Weights, share: float = 0.3) -> Weights:
 
 def misplaced(a: Weights, b: Weights, *, units: int) -> dict[str, Element]:
     """The elements that weights find, with some units of the first layer in each other's places."""
-    found = dict(match_whole(a, b, WeightMatching(scope="model"), device=torch.device("cpu")).elements)
+    found = dict(nearest_elements(a, b, "model", WeightMatching(), torch.device("cpu")))
     index = torch.arange(CONFIG.d_ff)
     index[:units] = index[:units].roll(1)
     wrong = Monomial(index, torch.ones(CONFIG.d_ff, dtype=torch.float64))
     return found | {"ff0": wrong @ found["ff0"]}
 
 
-NUMBERS: dict[str, Any] = {"steps": 30, "rate": 2e-2, "check_every": 10, "check_points": 5}
+NUMBERS: dict[str, Any] = {"steps": 30, "lr": 2e-2, "check_every": 10, "check_points": 5}
 
 
 def matching(task: Task, scope: str = "model", **settings: Any) -> LearnedMatching:

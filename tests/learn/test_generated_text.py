@@ -26,10 +26,10 @@ def keen() -> Weights:
     return ib.load(state | {"head.weight": 3 * state["head.weight"]}, subjects.CONFIG.to_dict())
 
 
-def plainly(model: Weights, n: int, length: int, front: list[int]) -> Tensor:
+def plainly(model: Weights, n: int, length: int, prefix: list[int]) -> Tensor:
     """The same text from whole forward passes, without a cache."""
     rng, module = seeded_generator(0, "own text", ""), module_of(model)
-    ids = torch.tensor([front] * n) if front else torch.randint(tiny.VOCABULARY, (n, 1), generator=rng)
+    ids = torch.tensor([prefix] * n) if prefix else torch.randint(tiny.VOCABULARY, (n, 1), generator=rng)
     while ids.shape[1] < length:
         with torch.no_grad():
             odds = torch.softmax(module(input_ids=ids).logits[:, -1], -1)
@@ -38,18 +38,18 @@ def plainly(model: Weights, n: int, length: int, front: list[int]) -> Tensor:
 
 
 @pytest.mark.hf
-@pytest.mark.parametrize(("name", "front"), [("llama-gqa", []), ("gpt2-lm-tied", [2, 3]), ("gpt_neox-tied", [1])])
-def test_a_cache_changes_nothing(name: str, front: list[int]) -> None:
+@pytest.mark.parametrize(("name", "prefix"), [("llama-gqa", []), ("gpt2-lm-tied", [2, 3]), ("gpt_neox-tied", [1])])
+def test_a_cache_changes_nothing(name: str, prefix: list[int]) -> None:
     model = ib.load(tiny.case(name).build())
-    found = generate(model, 3, 9, front=front, seed=0)
-    assert torch.equal(found, plainly(model, 3, 9, front))
-    assert not torch.equal(found, generate(model, 3, 9, front=front, seed=1))
-    assert found[:, : len(front)].tolist() == [front] * 3
+    found = generate(model, 3, 9, prefix=prefix, seed=0)
+    assert torch.equal(found, plainly(model, 3, 9, prefix))
+    assert not torch.equal(found, generate(model, 3, 9, prefix=prefix, seed=1))
+    assert found[:, : len(prefix)].tolist() == [prefix] * 3
 
 
 def test_tokens_come_as_often_as_the_model_says() -> None:
     model = keen()
-    rows = generate(model, 2000, 3, front=[4], seed=0)
+    rows = generate(model, 2000, 3, prefix=[4], seed=0)
     with torch.no_grad():
         odds = torch.softmax(module_of(model)(torch.tensor([[4]]))[0, -1], -1)
     seen = torch.bincount(rows[:, 1], minlength=len(odds)) / len(rows)

@@ -8,14 +8,14 @@ import learn_subjects as subjects
 import pytest
 import torch
 
+from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.files import ResumeFile
 from isobasin.learn.data import to_device
 from isobasin.learn.distributed import SingleProcess
 from isobasin.learn.parameters import GroupParameters
 from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
-from isobasin.learn.resume import ResumeFile
 from isobasin.learn.trainer import Step, TrainConfig, learn
-from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.descent import nearest_elements
 from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import symmetry
 
@@ -28,7 +28,7 @@ def test_graphed_steps_are_the_eager_steps_for_all_shapes_of_batches() -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a))
     part = symmetry(b.arch).scoped("model")
-    start = match_whole(a, b, WeightMatching(scope="model", stage2="none"), device=CPU).elements
+    start = nearest_elements(a, b, "model", WeightMatching(stage2="none"), CPU)
     batches = [to_device(batch, cuda) for batch in subjects.rows_task(30, seed=1, batch=8)]
     assert [len(batch) for batch in batches] == [8, 8, 8, 6]
     ends, totals = [], []
@@ -46,13 +46,13 @@ def test_graphed_steps_are_the_eager_steps_for_all_shapes_of_batches() -> None:
 
 def test_a_graphed_run_that_was_stopped_continues_as_if_it_had_not_been(tmp_path: Path) -> None:
     a, b = subjects.sharp(), subjects.sharp(seed=1)  # two functions: there is always more to learn
-    start = match_whole(a, b, WeightMatching(scope="model", stage2="none"), device=CPU).elements
+    start = nearest_elements(a, b, "model", WeightMatching(stage2="none"), CPU)
     task, held_out = (subjects.told(subjects.rows_task(32, seed=seed), a) for seed in (1, 2))
     cuda, found = torch.device("cuda"), {}
     for name, stops in {"whole": (), "broken": (17,)}.items():
         for stop in (*stops, None):
-            resume = ResumeFile(tmp_path / name, {})  # read anew, as another process would
-            config = TrainConfig(steps=40, check_every=5, rate=1e-2)
+            resume = ResumeFile(tmp_path / name, "learning", {}, tensors=True)  # read anew, as another process would
+            config = TrainConfig(steps=40, check_every=5, lr=1e-2)
             with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt, match="stopped"):
                 found[name] = learn(
                     a,
@@ -60,7 +60,7 @@ def test_a_graphed_run_that_was_stopped_continues_as_if_it_had_not_been(tmp_path
                     start,
                     task,
                     held_out,
-                    lessons=config,
+                    config=config,
                     resume=resume,
                     device=cuda,
                     on_progress=stopping_at(stop),

@@ -11,7 +11,7 @@ import torch
 
 from isobasin.errors import IsobasinError
 from isobasin.learn.distributed import SingleProcess, average_gradients, current_group
-from isobasin.learn.resume import pack_elements
+from isobasin.symmetries.transform import pack_elements
 
 
 def launch(place: Path, processes: int) -> None:
@@ -59,7 +59,7 @@ def test_several_processes_without_accelerate_are_told_what_to_install(monkeypat
 class Pair(SingleProcess):
     """A group of two, whose other process has the same gradients."""
 
-    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return 2 * tensor
 
 

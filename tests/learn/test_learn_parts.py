@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import isobasin as ib
-from isobasin.symmetries.action import Action
 from isobasin.errors import IsobasinError
 from isobasin.groups import (
     GL,
@@ -26,12 +25,12 @@ from isobasin.groups import (
 )
 from isobasin.learn.data import BatchSampler, regroup, split_held_out
 from isobasin.learn.distributed import SingleProcess
-from isobasin.learn.parameters import GroupParameters, acting_element, compose, element_tensors, shapes
+from isobasin.learn.parameters import GroupParameters, compose
 from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
 from isobasin.learn.trainer import CapturedStep, Step, TrainConfig
-from isobasin.path.evaluation import evaluate_path
-from isobasin.path.evaluation import FlatModel
+from isobasin.path.evaluation import FlatModel, evaluate_path
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.action import Action
 from isobasin.tasks import Batch, Task
 
 CPU = torch.device("cpu")
@@ -69,7 +68,7 @@ def test_checks_come_at_intervals_and_at_the_end() -> None:
     ("wrong", "message"),
     [
         ({"steps": -1}, "steps is -1, expected 0 or more"),
-        ({"rate": 0.0}, "rate is 0.0, expected more than 0"),
+        ({"lr": 0.0}, "rate is 0.0, expected more than 0"),
         ({"lambdas": (0.8, 0.2)}, r"lambdas is \(0.8, 0.2\), expected two points"),
         ({"accumulate": 0}, "accumulate is 0"),
         ({"check_points": 2}, "check_points is 2, expected 3 or more"),
@@ -232,16 +231,20 @@ GROUPS = (
 
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 def test_every_group_has_parameters_that_are_zero_at_the_identity(group: Group) -> None:
-    zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes(group).items()}
-    found, identity = group.element(element_tensors(group, zeros)).tensors(), group.identity().tensors()
+    zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in group.parameter_shapes().items()}
+    found, identity = group.element(group.parametrised(zeros)).tensors(), group.identity().tensors()
     torch.testing.assert_close(found, identity, rtol=0, atol=1e-14)
     rng = torch.Generator().manual_seed(0)
     some = {name: 0.2 * torch.randn(t.shape, generator=rng) for name, t in zeros.items()}
-    element = group.element(element_tensors(group, {name: t.double() for name, t in some.items()}))
-    acting = acting_element(group, element_tensors(group, some))
+    element = group.element(group.parametrised({name: t.double() for name, t in some.items()}))
+    acting = group.differentiable(group.parametrised(some))
     assert group.contains(element)
     assert group.n == 1 or not element.is_identity
-    sides = [(element, acting), (element.dual(), acting.dual()), (element.magnitude(), acting.magnitude())]
+    sides = [
+        (element, acting),
+        (element.dual(), acting.dual()),
+        (element.permutation_part(), acting.permutation_part()),
+    ]
     heads = (group.n_kv * group.qk.n, group.n_kv * group.vo.n) if isinstance(group, Heads) else ()
     for exact, fast in sides:
         x = torch.randn(3, group.n, generator=rng)
@@ -259,7 +262,7 @@ def assert_acts_alike(exact: Element, fast: Element, x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("group", [MonomialGroup(4), MonomialGroup(4, "signs"), MonomialGroup(4, "global")], ids=str)
 def test_discrete_groups_have_no_parameters(group: Group) -> None:
-    assert shapes(group) == {}
+    assert group.parameter_shapes() == {}
 
 
 def test_a_resume_file_names_parameters_by_space_and_factor() -> None:
@@ -280,11 +283,11 @@ def test_a_resume_file_names_parameters_by_space_and_factor() -> None:
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
-    rates = [TrainConfig(steps=10, rate=1.0, warmup=0.2).rate_at(step) for step in range(10)]
+    rates = [TrainConfig(steps=10, lr=1.0, warmup=0.2).rate_at(step) for step in range(10)]
     assert rates[:2] == [0.5, 1.0]
     assert rates[1:] == sorted(rates[1:], reverse=True)
     assert rates[-1] == 0
-    assert TrainConfig(steps=1, rate=1.0).rate_at(0) == 1.0, "a single step is not lost"
+    assert TrainConfig(steps=1, lr=1.0).rate_at(0) == 1.0, "a single step is not lost"
 
 
 def test_units_take_their_scales_with_them() -> None:

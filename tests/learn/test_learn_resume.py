@@ -7,13 +7,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import killable_run
 import learn_subjects as subjects
 import pytest
 import torch
 
-from isobasin.learn.resume import ResumeFile
+import isobasin as ib
+from isobasin.files import ResumeFile
 
 
 def killed(place: Path, at: int, permutations: str) -> int:
@@ -49,25 +51,29 @@ def test_a_killed_run_ends_bitwise_where_it_would_have_ended(permutations: str, 
         assert torch.equal(tensor, two["tensors"][name]), name
 
 
+def state_file(output: Path, cache_key: dict[str, Any], *, writes: bool = True) -> ResumeFile:
+    return ResumeFile(output, "learning", cache_key, tensors=True, writes=writes)
+
+
 def test_a_state_belongs_to_one_question(tmp_path: Path) -> None:
-    record = ResumeFile(tmp_path / "out", {"rate": 1})
+    record = state_file(tmp_path / "out", {"rate": 1})
     record.keep("learning", {"step": 3})
-    assert ResumeFile(tmp_path / "out", {"rate": 1}).find("learning") == {"step": 3}
-    assert ResumeFile(tmp_path / "out", {"rate": 2}).find("learning") is None
-    assert ResumeFile(tmp_path / "other", {"rate": 1}).find("learning") is None
+    assert state_file(tmp_path / "out", {"rate": 1}).find("learning") == {"step": 3}
+    assert state_file(tmp_path / "out", {"rate": 2}).find("learning") is None
+    assert state_file(tmp_path / "other", {"rate": 1}).find("learning") is None
 
 
 def test_a_state_cut_short_is_none(tmp_path: Path) -> None:
-    record = ResumeFile(tmp_path / "out", {})
+    record = state_file(tmp_path / "out", {})
     record.keep("learning", {"step": 3})
     record.path.write_bytes(record.path.read_bytes()[:50])
-    assert ResumeFile(tmp_path / "out", {}).find("learning") is None
+    assert state_file(tmp_path / "out", {}).find("learning") is None
 
 
 def test_only_the_writer_leaves_a_state_and_closing_removes_it(tmp_path: Path) -> None:
-    ResumeFile(tmp_path / "out", {}, writes=False).keep("learning", {"step": 3})
+    state_file(tmp_path / "out", {}, writes=False).keep("learning", {"step": 3})
     assert list(tmp_path.iterdir()) == []
-    record = ResumeFile(tmp_path / "out", {})
+    record = state_file(tmp_path / "out", {})
     record.keep("learning", {"step": 3})
     assert [path.name for path in tmp_path.iterdir()] == [".out.isobasin-learning"]
     record.close()
@@ -79,6 +85,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_does_not() -> None:
     b = subjects.disguised(a, "all-attention")
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     matcher = subjects.matching(task, "all-attention")
-    found = [replace(matcher, seed=seed).align(b, to=a).transform.apply(b) for seed in (0, 0, 1)]
+    found = [ib.align(b, to=a, matcher=replace(matcher, seed=seed)).transform.apply(b) for seed in (0, 0, 1)]
     assert subjects.same_bits(found[0], found[1])
     assert not subjects.same_bits(found[0], found[2])

@@ -69,13 +69,13 @@ def test_a_result_that_was_not_written_leaves_the_record(
     with pytest.raises(OSError, match="disk is full"), attempt(subject, tmp_path / "out", b):
         raise OSError("disk is full")
     assert record.exists()
-    steps = torch.load(record)["sections"].get("learning", {}).get("step")
+    steps = torch.load(record)["values"].get("learning", {}).get("step")
     with attempt(subject, tmp_path / "out", b, quiet=False) as again:
         first = again.alignment
     assert ("going on from step" in capsys.readouterr().err) == (steps is not None)
     with attempt(subject, tmp_path / "fresh", b) as fresh:
         second = fresh.alignment
-    assert first.learning == second.learning
+    assert first.held_out_history == second.held_out_history
     assert subjects.same_bits(first.transform.apply(b), second.transform.apply(b))
 
 
@@ -85,7 +85,9 @@ def test_the_matcher_has_the_defaults_of_the_command_line(subject: path_subjects
     assert {f.name: getattr(matcher, f.name) for f in fields(given)} == asdict(given)
     assert (matcher.scope, matcher.seed, matcher.held_out) == ("model", 0, None)
     assert matcher.cache_key()["start"] == repr(ib.WeightMatching(scope="model"))
-    assert matcher.cache_key()["lessons"] == asdict(given) | {"autocast": "None"}
+    settings = asdict(given) | {"autocast": "None", "rate": given.lr}
+    del settings["lr"]
+    assert matcher.cache_key()["lessons"] == settings
 
 
 def test_held_out_data_of_their_own(subject: path_subjects.Subject, tmp_path: Path) -> None:

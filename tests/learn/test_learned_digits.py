@@ -49,8 +49,8 @@ def test_two_seeds_meet() -> None:
     points = 13 if FULL else 7
     weights = ib.align(b, to=a, matcher=ib.WeightMatching(scope="model"))
     every = STEPS // (5 if FULL else 2)
-    matcher = LearnedMatching(training_task(), steps=STEPS, rate=RATE, check_every=every, augment=shifted(by=1))
-    learned = matcher.align(b, to=a)
+    matcher = LearnedMatching(training_task(), steps=STEPS, lr=RATE, check_every=every, augment=shifted(by=1))
+    learned = ib.align(b, to=a, matcher=matcher)
     moved = {"naive": b, "weights": weights.transform.apply(b), "learned": learned.transform.apply(b)}
     barrier = {name: evaluate_path(a, end, task, n_points=points).barrier.height for name, end in moved.items()}
     assert barrier["naive"] > 0.3

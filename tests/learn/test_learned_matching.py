@@ -1,5 +1,6 @@
 """The matcher `learned`: functions stay, held-out data decide, on our own models and on Hugging Face folders."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import learn_subjects as subjects
@@ -9,15 +10,15 @@ import torch
 
 import isobasin as ib
 from isobasin.errors import IsobasinError, VerificationError
-from isobasin.learn import align as module
-from isobasin.learn.matching import LearnedMatching
+from isobasin.learn import matching as module
 from isobasin.learn.data import split_held_out
+from isobasin.learn.matching import LearnedMatching
 from isobasin.learn.trainer import learn
 from isobasin.path.evaluation import evaluate_path
 from isobasin.runtime import change, outputs, random_inputs
 from isobasin.symmetries import SCOPES
-from isobasin.tasks import open_task
 from isobasin.symmetries.transform import Transform
+from isobasin.tasks import open_task
 from isobasin.weights import Weights
 
 
@@ -31,7 +32,7 @@ def test_every_scope_learns_and_keeps_the_function(scope: str) -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a, scope))
     task = subjects.told(subjects.rows_task(80, seed=1), a)
-    found = subjects.matching(task, scope).align(b, to=a)
+    found = ib.align(b, to=a, matcher=subjects.matching(task, scope))
     assert found.kept == "learned"
     assert found.held_out["learned"] < min(found.held_out["start"], found.held_out["naive"])
     assert found.max_output_change is not None
@@ -46,11 +47,13 @@ def test_what_is_reported_is_the_barrier_of_what_is_given() -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a))
     task, held_out = (subjects.told(subjects.rows_task(n, seed=n), a) for n in (40, 24))
-    found = subjects.matching(task, rate=1e-3, steps=10, held_out=held_out).align(b, to=a)
+    found = ib.align(b, to=a, matcher=subjects.matching(task, lr=1e-3, steps=10, held_out=held_out))
     measured = evaluate_path(a, found.transform.apply(b), held_out, n_points=5).barrier.height
     assert 0 < measured < found.held_out["start"]
     assert measured == pytest.approx(found.held_out["learned"], abs=1e-5)
-    assert measured == pytest.approx(min(height for _, height in found.learning), abs=1e-4), "canonical forms agree"
+    assert measured == pytest.approx(min(height for _, height in found.held_out_history), abs=1e-4), (
+        "canonical forms agree"
+    )
     other = evaluate_path(a, found.transform.apply(b), subjects.rows_task(24, seed=9), n_points=5).barrier.height
     assert abs(other - measured) > 1e-3
 
@@ -61,13 +64,15 @@ def test_a_bad_start_is_left_for_none_at_all(monkeypatch: pytest.MonkeyPatch) ->
     worse = Transform(b.arch.family, dict(b.arch.spaces), ib.scramble(b, scope="all-attention", seed=1).elements)
     task = subjects.told(subjects.rows_task(80, seed=1), a)
     monkeypatch.setattr(module, "_start", lambda *_: worse)
-    found = subjects.matching(task, "all-attention", steps=0).align(b, to=a)
+    found = ib.align(b, to=a, matcher=subjects.matching(task, "all-attention", steps=0))
     assert found.held_out["start"] > found.held_out["naive"]
     assert found.kept == "naive"
     assert subjects.same_bits(found.transform.apply(b), b)
     assert found.distance_after == found.distance_before
-    further = subjects.matching(task, "all-attention").align(b, to=a)
-    assert further.learning[0][1] == pytest.approx(found.held_out["naive"], abs=1e-4), "it begins from the better one"
+    further = ib.align(b, to=a, matcher=subjects.matching(task, "all-attention"))
+    assert further.held_out_history[0][1] == pytest.approx(found.held_out["naive"], abs=1e-4), (
+        "it begins from the better one"
+    )
     assert further.held_out["learned"] <= found.held_out["naive"]
 
 
@@ -82,7 +87,7 @@ def test_of_lines_without_a_barrier_the_lower_is_kept(lower: str, monkeypatch: p
     b, start = (near, apart) if lower == "start" else (far, apart.inverse())
     monkeypatch.setattr(module, "_start", lambda *_: start)
     task = subjects.rows_task(40, seed=1)
-    found = subjects.matching(task, "all-attention", held_out=task).align(b, to=a)
+    found = ib.align(b, to=a, matcher=subjects.matching(task, "all-attention", held_out=task))
     assert found.held_out == {"naive": 0, "start": 0, "learned": 0}
     lines = [evaluate_path(a, end, task, n_points=5).metrics["loss"] for end in (b, start.apply(b))]
     means = dict(zip(("naive", "start"), (sum(line) / len(line) for line in lines)))
@@ -104,9 +109,9 @@ def test_learning_ends_when_the_barrier_is_gone() -> None:
     seen: list[tuple[int, int, float]] = []
     matcher = subjects.matching(task, steps=100, check_every=5)
     b = subjects.noisy(subjects.disguised(a))
-    found = matcher.align(b, to=a, on_progress=lambda *progress: seen.append(progress))
+    found = ib.align(b, to=a, matcher=replace(matcher, on_step=lambda *progress: seen.append(progress)))
     assert found.held_out["learned"] == 0
-    assert seen[-1][0] == found.learning[-1][0] < 100
+    assert seen[-1][0] == found.held_out_history[-1][0] < 100
     assert seen[-1][2] == 0 < seen[0][2]
     assert {of for _, of, _ in seen} == {100}
 
@@ -115,8 +120,8 @@ def test_a_rate_far_too_high_does_no_harm() -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a, "all-attention"))
     task = subjects.told(subjects.rows_task(40, seed=1), a)
-    found = subjects.matching(task, "all-attention", rate=1e6, steps=10).align(b, to=a)
-    assert found.learning[-1][1] > 2 * found.learning[0][1]
+    found = ib.align(b, to=a, matcher=subjects.matching(task, "all-attention", lr=1e6, steps=10))
+    assert found.held_out_history[-1][1] > 2 * found.held_out_history[0][1]
     assert found.kept == "start"
     assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers
 
@@ -129,8 +134,8 @@ def test_units_in_wrong_places_find_their_own_only_when_free() -> None:
     tasks = split_held_out(subjects.told(subjects.rows_task(80, seed=1), a))
     wrong = {}
     for permutations in ("fixed", "free"):
-        config = subjects.config(permutations=permutations, rate=1e-3, steps=10, check_every=5)
-        found = learn(a, b, start, *tasks, lessons=config)
+        config = subjects.config(permutations=permutations, lr=1e-3, steps=10, check_every=5)
+        found = learn(a, b, start, *tasks, config=config)
         wrong[permutations] = int((found.elements["ff0"].tensors()["index"] != right).sum())
     assert wrong == {"fixed": 8, "free": 0}
 
@@ -141,8 +146,8 @@ def test_an_element_that_would_change_the_function_is_refused(monkeypatch: pytes
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     monkeypatch.setattr("isobasin.alignment.verification.EXACT", 0.0)
     with pytest.raises(VerificationError, match="would change what this layer adds"):
-        subjects.matching(task, "all-attention", steps=10).align(b, to=a)
-    assert subjects.matching(task, "all-attention", steps=1).align(b, to=a, verify=False)
+        ib.align(b, to=a, matcher=subjects.matching(task, "all-attention", steps=10))
+    assert ib.align(b, to=a, matcher=subjects.matching(task, "all-attention", steps=1), verify=False)
 
 
 def test_matchers_that_do_not_fit_are_refused() -> None:
@@ -152,7 +157,29 @@ def test_matchers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(IsobasinError, match=r"learning has the scope model, its start all-attention"):
         LearnedMatching(task, scope="model", init=ib.WeightMatching(scope="all-attention"))
     with pytest.raises(IsobasinError, match=r"rate is 0\.0, expected more than 0"):
-        LearnedMatching(task, rate=0.0)
+        LearnedMatching(task, lr=0.0)
+
+
+def test_resume_files_keep_their_names_of_the_settings() -> None:
+    matcher = LearnedMatching(subjects.rows_task(4, seed=0), lr=1e-2, seed=3)
+    key = matcher.cache_key()
+    assert {name: key[name] for name in ("scope", "start", "seed")} == {
+        "scope": "model",
+        "start": repr(ib.WeightMatching(scope="model")),
+        "seed": 3,
+    }
+    assert key["lessons"] == {
+        "steps": 500,
+        "rate": 1e-2,
+        "warmup": 0.05,
+        "lambdas": (0.4, 0.6),
+        "accumulate": 1,
+        "clip": 1.0,
+        "check_every": 50,
+        "check_points": 7,
+        "permutations": "fixed",
+        "autocast": "None",
+    }
 
 
 FOLDERS = [
@@ -175,7 +202,7 @@ def test_a_hugging_face_folder(case: str, kind: str, tmp_path: Path, monkeypatch
     task = subjects.told(open_task(subject.data, [a, b], batch_size=4, seq_len=None if kind == "images" else 6), a)
     # Weights would find everything here: learning begins from B as it is.
     monkeypatch.setattr(module, "_start", lambda *_: Transform(b.arch.family, dict(b.arch.spaces)))
-    found = subjects.matching(task, steps=30, check_every=5).align(b, to=a)
+    found = ib.align(b, to=a, matcher=subjects.matching(task, steps=30, check_every=5))
     assert found.held_out["learned"] < found.held_out["naive"]
     assert found.kept == "learned"
     assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers

@@ -102,12 +102,13 @@ def remove_degeneracies(weights: Weights) -> tuple[Weights, tuple[str, ...]]:
     for layer, heads in enumerate(weights.arch.heads()):
         after, found = _reduced_heads(attention_matrices(weights.arch, heads, tensors), heads, least)
         if found:
-            changed |= _stored_heads(weights.arch, layer, tensors, after)
+            changed |= _stored_heads(weights.arch, heads, tensors, after)
             notes += [f"layer {layer}: {note}" for note in found]
-    for layer in range(weights.arch.sizes.n_layers):
-        emptied, count = _without_dead_units(weights.arch, f"ff{layer}", tensors)
-        changed |= emptied
-        notes += [f"layer {layer}: {count} units are not seen"] if count else []
+    for space in weights.arch.spaces.values():
+        if space.role == "units" and space.layer is not None:
+            emptied, count = _without_dead_units(weights.arch, space.name, tensors)
+            changed |= emptied
+            notes += [f"layer {space.layer}: {count} units are not seen"] if count else []
     view = View(folded.tensors, {name: lambda _, t=t: t.clone() for name, t in changed.items()})  # type: ignore[misc]
     return replace(folded, tensors=view, changed=folded.changed | set(changed)), tuple(notes)
 
@@ -220,15 +221,16 @@ def _row_space_projection(x: Tensor) -> Tensor:
     return kept @ kept.mT
 
 
-def _stored_heads(arch: Architecture, layer: int, tensors: Tensors, m: AttentionMatrices) -> dict[str, Tensor]:
+def _stored_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors, m: AttentionMatrices) -> dict[str, Tensor]:
     """The matrices in the layout in which the checkpoint stores them."""
     found: dict[str, Tensor] = {}
-    for face, dual, x in (("qk", True, m.q), ("qk", False, m.k), ("vo", False, m.v), ("vo", True, m.o)):
-        for name, axis, words, term in arch.carriers(f"{face}{layer}"):
+    sides = ((heads.qk, True, m.q), (heads.qk, False, m.k), (heads.vo, False, m.v), (heads.vo, True, m.o))
+    for face, dual, x in sides:
+        for name, axis, words, term in arch.carriers(face):
             if term.dual != dual:
                 continue
             whole = found.setdefault(name, tensors[name].clone()).movedim(axis, 0)
-            rows = torch.tensor(face_columns(arch, words, f"{face}{layer}", dual=dual))
+            rows = torch.tensor(face_columns(arch, words, face, dual=dual))
             if whole.dim() == 1:
                 whole[rows] = x[:, -1].flatten()
             else:

@@ -210,11 +210,9 @@ def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _S
     """`ff`: the sum over units of (gate·) up · down between the sketch vectors, divided by the norm of its terms."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
-    gated = False
+    gated, stream = False, model.arch.stream
     for name, rows, move in unit_rows(model.arch, space.name, tensors):
-        on_stream = any(
-            w.terms and model.arch.space_of(w.terms[0]).name == model.arch.stream.name for w in _axes(model, name)
-        )
+        on_stream = any(word.terms and model.arch.space_of(word.terms[0]) == stream for word in _axes(model, name))
         vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
         seen[move] += (vectors if on_stream else fixed_numbers(f"row {name}", EACH, rows.shape[1])) @ rows.mT
         sizes[move] += rows.square().sum(1)
@@ -237,9 +235,7 @@ def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _S
         if not axes:
             weights = fixed_numbers(f"plain {name}", x.numel(), EACH)
             yield x.flatten() @ weights / (x.norm() + SOFTENING * x.numel() ** 0.5)
-        elif any(
-            len(word.terms) != 1 or model.arch.space_of(word.terms[0]).name != model.arch.stream.name for word in axes
-        ):
+        elif any(len(word.terms) != 1 or model.arch.space_of(word.terms[0]) != model.arch.stream for word in axes):
             continue
         elif x.dim() == 2 and len(axes) == 2:
             yield _ratio(((sketch.left @ x) * sketch.right).sum(1), x.norm())

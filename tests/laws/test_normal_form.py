@@ -1,4 +1,4 @@
-"""The lightest form of a scope: one for all disguises of a model, and never larger for a gain that is small."""
+"""The normal form of a scope: one for all scrambled copies of a model, and never larger for a gain that is small."""
 
 from dataclasses import replace
 
@@ -58,11 +58,11 @@ def test_small_gains_in_front_of_a_scope_make_nothing_large(name: str, gain: flo
 
 @pytest.mark.parametrize("name", WITH_BIAS + WITHOUT)
 @pytest.mark.parametrize("scope", ["first-attention", "model"])
-def test_all_disguises_have_one_lightest_form(name: str, scope: str) -> None:
+def test_all_scrambled_copies_have_one_normal_form(name: str, scope: str) -> None:
     weights = with_gains(subject(name).weights, "first-attention", 0.2, -0.3)
     planted = scramble(weights, scope=scope, seed=3)
-    disguised = moved(replace(planted, elements={}), weights)
+    copy = moved(replace(planted, elements={}), weights)
     coordinates = symmetry(weights).scoped(scope).coordinates
-    first, second = (moved(to_normal_form(m, coordinates), m) for m in (weights, disguised))
-    assert max(change(disguised, weights).values()) > 0.1
+    first, second = (moved(to_normal_form(m, coordinates), m) for m in (weights, copy))
+    assert max(change(copy, weights).values()) > 0.1
     assert max(change(second, first).values()) < 1e-6

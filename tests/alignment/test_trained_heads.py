@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isobasin.alignment.attention import AttentionMatrices, attention_matrices
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices
 from isobasin.alignment.linear import align_matrices
 from isobasin.alignment.reference import align_rotary_recipe, descend_linear
 from isobasin.alignment.rotary import align_rotary, pair_constants, rotary_objective

@@ -40,9 +40,8 @@ def with_odd_heads(weights: Weights, kind: str, parts: str) -> Weights:
     """Replace the heads of Q, K, V or O in every layer, biases too."""
     changes: dict[str, Tensor] = {}
     for heads in weights.arch.heads():
-        number = heads.name.removeprefix("heads")
         for part in parts:
-            face, dual = f"{'qk' if part in 'qk' else 'vo'}{number}", part in "qo"
+            face, dual = heads.qk if part in "qk" else heads.vo, part in "qo"
             for name, axis, words, term in weights.arch.carriers(face):
                 if term.dual == dual:
                     columns = face_columns(weights.arch, words, face, dual=dual)
@@ -139,7 +138,7 @@ def test_a_pair_that_holds_next_to_nothing_stays_within_what_a_file_can_carry(
         tensors[name][[0, 3]] *= 1e-7  # the first rotary pair of the first head
         save_file(tensors, tmp_path / folder / "model.safetensors")
     if not guarded:
-        monkeypatch.setattr("isobasin.match.heads.WIDEST", 1e20)
+        monkeypatch.setattr("isobasin.alignment.heads.WIDEST", 1e20)
     keep, b = str(tmp_path / "t.safetensors"), str(tmp_path / "b")
     align_it = ["align", b, "--to", str(tmp_path / "a"), "-o", str(tmp_path / "c"), "--save-transform", keep]
     align_it += ["--scope", "all-attention"]

@@ -9,6 +9,7 @@ import torch
 from align_subjects import (
     Pair,
     acted,
+    head_order_back,
     identity,
     model,
     moved_outputs,
@@ -17,7 +18,6 @@ from align_subjects import (
     rounded,
     scope_tensors,
     scrambled,
-    sent_home,
     squared_distance,
     with_noise,
     worst_tensor,
@@ -26,7 +26,7 @@ from torch import Tensor
 
 import tiny
 from isobasin.alignment.align import align
-from isobasin.alignment.attention import attention_matrices
+from isobasin.symmetries.attention import attention_matrices
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
@@ -54,7 +54,7 @@ def check_comes_back(pair: Pair, inputs: Mapping[str, Tensor], scope: str = "all
     found, moved = aligned(pair, scope)
     assert worst_tensor(rounded(moved), pair.a) <= BACK
     assert found.distance_after <= BACK
-    assert (found.head_permutation, found.kv_head_permutation) == sent_home(pair.planted)
+    assert (found.head_permutation, found.kv_head_permutation) == head_order_back(pair.planted)
     assert moved_outputs(moved, pair.b, inputs) <= EXACT
     assert found.max_output_change is not None
     assert found.max_output_change <= 1e-6
@@ -66,7 +66,7 @@ def check_under_noise(pair: Pair, inputs: Mapping[str, Tensor]) -> None:
     """The right heads, at most the planted element's distance, the function of the noisy B."""
     noisy = with_noise(pair)
     found, moved = aligned(noisy)
-    assert (found.head_permutation, found.kv_head_permutation) == sent_home(pair.planted)
+    assert (found.head_permutation, found.kv_head_permutation) == head_order_back(pair.planted)
     planted = squared_distance(noisy.planted.inverse().apply(noisy.b), noisy.a)
     assert squared_distance(moved, noisy.a) <= planted * (1 + 1e-9)
     assert planted > 0
@@ -138,13 +138,13 @@ def test_every_switch_comes_back(switches: str, noise: bool) -> None:
     check(pair, own_inputs(config))
     if config.positions == "alibi":
         still = tuple(range(config.n_heads))
-        assert sent_home(pair.planted)[0] == (still, still)
+        assert head_order_back(pair.planted)[0] == (still, still)
 
 
 def test_a_scramble_moves_heads_where_they_may_move() -> None:
     """The negative control of the permutations above: they are not all the identity."""
     for name in ("none", "rope-gqa", "rope-partial-interleaved"):
-        queries, _ = sent_home(scrambled(own_model(ModelConfig(**SWITCHES[name])), "all-attention").planted)
+        queries, _ = head_order_back(scrambled(own_model(ModelConfig(**SWITCHES[name])), "all-attention").planted)
         assert any(q != tuple(sorted(q)) for q in queries)
 
 

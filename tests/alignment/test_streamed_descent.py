@@ -3,51 +3,52 @@
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from isobasin.match import canonical, overlap, slices, whole
-from isobasin.match.canonical import ENDS
-from isobasin.match.sweep import Board
 
-import isobasin as ib
 import tiny
+from isobasin.alignment import problem as problems
+from isobasin.alignment.align import align
+from isobasin.alignment.descent import descend, from_embeddings, sweep
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.problem import AlignmentProblem
 from isobasin.checkpoint import Checkpoint
-from isobasin.symmetries import symmetry
-from isobasin.symmetries.normal_form import NormalForm
-from isobasin.weights import Weights
+from isobasin.checkpoint.header import TensorInfo
+from isobasin.symmetries import normal_form, symmetry
+from isobasin.symmetries.transform import scramble
+from isobasin.weights import Weights, load
 
 pytestmark = pytest.mark.hf
 
 FULL = os.environ.get("ISOBASIN_SLOW") == "1"
 CPU = torch.device("cpu")
-MATCHER = ib.WeightMatching(scope="model")
+MATCHER = WeightMatching(scope="model")
 
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every model were large."""
-    monkeypatch.setattr(whole, "WIDE", 0)
-    monkeypatch.setattr(canonical, "HELD", 0)
-    monkeypatch.setattr(slices, "ROWS", 100)
+    monkeypatch.setattr(problems, "WIDE", 0)
+    monkeypatch.setattr(normal_form, "HELD", 0)
+    monkeypatch.setattr(normal_form, "ROWS", 100)
 
 
 def saved(name: str, place: Path, seed: int = 0) -> Weights:
     tiny.save(tiny.case(name), place / f"{name}{seed}", seed=seed)
-    return ib.load(place / f"{name}{seed}")
+    return load(place / f"{name}{seed}")
 
 
-def board(a: Weights, b: Weights, dtype: torch.dtype = torch.float64) -> Board:
-    return Board(*(NormalForm(m, symmetry(b.arch), dtype, CPU) for m in (a, b)), MATCHER)
+def whole(a: Weights, b: Weights) -> AlignmentProblem:
+    return AlignmentProblem(a, b, symmetry(b.arch), MATCHER, CPU)
 
 
 @pytest.mark.usefixtures("streamed")
 @pytest.mark.parametrize("name", ["gpt2-lm-untied", *(["llama-gqa", "bert-masked-lm-tied"] if FULL else [])])
 def test_a_scrambled_model_comes_back(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path)
-    disguised = ib.scramble(model, scope="model", seed=3).apply(model)
-    found = ib.align(disguised, to=model, matcher=MATCHER)
+    copy = scramble(model, scope="model", seed=3).apply(model)
+    found = align(copy, to=model, matcher=MATCHER)
     assert found.distance_after <= 1e-4 < 0.5 < found.distance_before
     assert found.max_output_change is not None
     assert found.max_output_change <= 1e-5
@@ -57,23 +58,26 @@ def test_a_scrambled_model_comes_back(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not FULL, reason="a comparison of two whole descents; ISOBASIN_SLOW=1 runs it")
 def test_few_sweeps_come_about_as_close_as_many(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
-    many = ib.align(b, to=a, matcher=MATCHER)
+    many = align(b, to=a, matcher=MATCHER)
     request.getfixturevalue("streamed")
-    few = ib.align(b, to=a, matcher=MATCHER)
+    few = align(b, to=a, matcher=MATCHER)
     assert few.distance_after <= 1.05 * many.distance_after
     assert few.distance_after < few.distance_before
     assert all(later <= earlier for earlier, later in zip(few.history, few.history[1:]))
 
 
-def test_a_sweep_by_pieces_is_the_sweep(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_sweep_by_pieces_is_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     a, b = (saved("gpt2-lm-untied", tmp_path, seed) for seed in (0, 1))
-    whole_square, whole_found, _ = board(a, b).sweep(board(a, b).from_ends())
+    held_square, held_elements, _ = sweep(whole(a, b), from_embeddings(whole(a, b)))
     request.getfixturevalue("streamed")
-    pieces = board(a, b)
-    assert len(list(pieces.a.pieces(ENDS))) > len(pieces.a.block(ENDS))
-    square, found, _ = pieces.sweep(pieces.from_ends())
-    assert square == pytest.approx(whole_square)
-    for name, element in whole_found.items():
+    monkeypatch.setattr(AlignmentProblem, "dtype", torch.float64)  # rounding apart, the pieces add up to the whole
+    pieces = whole(a, b)
+    assert len(list(pieces.form_a.pieces(pieces.stream))) > len(pieces.form_a.block(pieces.stream))
+    square, found, _ = sweep(pieces, from_embeddings(pieces))
+    assert square == pytest.approx(held_square)
+    for name, element in held_elements.items():
         for key, tensor in element.tensors().items():
             assert torch.allclose(found[name].tensors()[key].double(), tensor.double(), atol=1e-6), name
 
@@ -81,32 +85,34 @@ def test_a_sweep_by_pieces_is_the_sweep(tmp_path: Path, request: pytest.FixtureR
 @pytest.mark.usefixtures("streamed")
 def test_a_sweep_reads_each_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
-    game = board(a, b, torch.float32)
-    start = game.identity
+    problem = whole(a, b)
+    assert problem.dtype == torch.float32
+    start = problem.identity
+    names = {(i.file, i.offset): n for m in (a, b) if m.checkpoint for n, i in m.checkpoint.infos.items()}
     read: Counter[str] = Counter()
-    real = Checkpoint._bytes
+    real = Checkpoint._numbers
 
-    def counted(self: Checkpoint, name: str, first: int, last: int) -> Any:
-        read[name] += last - first
-        return real(self, name, first, last)
+    def counted(self: Checkpoint, info: TensorInfo, first: int, last: int) -> torch.Tensor:
+        read[names[info.file, info.offset]] += last - first
+        return real(self, info, first, last)
 
-    monkeypatch.setattr(Checkpoint, "_bytes", counted)
-    game.sweep(start)
+    monkeypatch.setattr(Checkpoint, "_numbers", counted)
+    sweep(problem, start)
     first = next(iter(a))  # the type checks of these tests look at the first tensor of every mapping
     sizes = {n: torch.Size(s).numel() for n, s in a.arch.shapes.items() if len(s) > 1 and n != first}
     assert {n: read[n] for n in sizes} == {n: 2 * size for n, size in sizes.items()}  # two models under each name
-    game.sweep(start)
+    sweep(problem, start)
     assert {n: read[n] for n in sizes} == {n: 4 * size for n, size in sizes.items()}
 
 
 def test_a_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
     a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
-    game = board(a, b)
-    start = game.from_ends()
-    at_once = game.descend(start, most=5)
-    first = game.descend(start, most=2)
-    assert first.ahead is not None
-    again = game.descend(first, most=3)
+    problem = whole(a, b)
+    start = from_embeddings(problem)
+    at_once = descend(problem, start, most=5)
+    first = descend(problem, start, most=2)
+    assert first.proposed is not None
+    again = descend(problem, first, most=3)
     assert again.history == at_once.history[: len(again.history)]
     assert len(again.history) == len(at_once.history) > len(first.history)
 
@@ -115,11 +121,11 @@ def test_a_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_sums_over_the_stream_keep_its_weak_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained models have them. Rotated, they lie on every axis beside strong ones, whose rounding would hide them."""
     model = uneven(saved("llama-gqa", tmp_path))
-    disguised = ib.scramble(model, scope="model", seed=3).apply(model)
-    found = ib.align(disguised, to=model, matcher=MATCHER).distance_after
+    copy = scramble(model, scope="model", seed=3).apply(model)
+    found = align(copy, to=model, matcher=MATCHER).distance_after
     assert found <= 5e-8
-    monkeypatch.setattr(overlap, "_product", lambda x, y, double: x @ y.mT)
-    assert ib.align(disguised, to=model, matcher=MATCHER).distance_after > 3 * found
+    monkeypatch.setattr(problems, "_product", lambda x, y, double: x @ y.mT)
+    assert align(copy, to=model, matcher=MATCHER).distance_after > 3 * found
 
 
 def uneven(model: Weights) -> Weights:
@@ -131,9 +137,9 @@ def uneven(model: Weights) -> Weights:
     for name, tensor in model.items():
         words = model.arch.tensors[name].roles[0].axes
         on_stream = [
-            k for k, axis in enumerate(words) if axis.terms and model.arch.space_of(axis.terms[0]).name == "resid"
+            k for k, axis in enumerate(words) if axis.terms and model.arch.space_of(axis.terms[0]) == model.arch.stream
         ]
         for axis in on_stream if tensor.dim() > 1 else []:
             tensor = (tensor.movedim(axis, -1) @ weaken).movedim(-1, axis).contiguous()
         tensors[name] = tensor
-    return ib.load(tensors, dict(model.config))
+    return load(tensors, dict(model.config))

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from isobasin.match import headcost
+from isobasin.alignment import headcost
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from isobasin.alignment.headcost import complete_cost, cosine_cost, product_cost, singular_cost
-from isobasin.alignment.rotary import complex_pairs
+from isobasin.symmetries.attention import complex_pairs
 from isobasin.errors import IsobasinError
 from isobasin.groups.assignment import assign, assign_grouped
 

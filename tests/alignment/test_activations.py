@@ -12,11 +12,11 @@ from align_subjects import moved_outputs, own_inputs, scrambled
 from torch import Tensor
 
 import tiny
-from isobasin.alignment.activations import reading_roots, second_moments
-from isobasin.alignment.attention import attention_matrices
+from isobasin.alignment.activations import reading_roots, second_moments, unlabeled_inputs
+from isobasin.symmetries.attention import attention_matrices
 from isobasin.cli import run
 from isobasin.model import ModelConfig, Transformer
-from isobasin.tasks.unlabeled import MAX_TOKENS, unlabeled
+from isobasin.tasks.loader import MAX_TOKENS, unlabeled
 from isobasin.views import AsFloat64
 from isobasin.weights import Weights, load
 from refusals import check_refused, everything
@@ -154,7 +154,8 @@ def test_the_metric_is_the_mean_square_of_what_the_layer_computes(case: str, tmp
     moment = second_moments(models[0], unlabeled(tmp_path / "ids.npy", models[0]))["heads0"]
     torch.testing.assert_close(moment, reads[0].mT @ reads[0] / len(reads[0]), rtol=1e-5, atol=1e-5)
 
-    root = reading_roots(models[0], models[1], tmp_path / "ids.npy")["heads0"]
+    inputs = [unlabeled_inputs(tmp_path / "ids.npy", m) for m in models]
+    root = reading_roots(*models, *inputs)["heads0"]
     heads = next(iter(models[0].arch.heads()))
     m = attention_matrices(models[0].arch, heads, AsFloat64(models[0]))
     for plain, seen in zip((m.q, m.k, m.v), (m.weighted(root).q, m.weighted(root).k, m.weighted(root).v), strict=True):

@@ -13,8 +13,8 @@ from torch import Tensor
 from isobasin.errors import IsobasinError
 from isobasin.groups.assignment import DENSE_BELOW, assign_certified, upper_bound
 
-SPARSE = 1  # exact_below: even the smallest table goes the way of the large ones
-WAYS = pytest.mark.parametrize("exact_below", [SPARSE, DENSE_BELOW], ids=["sparse", "dense"])
+SPARSE = 1  # dense_below: even the smallest table goes the way of the large ones
+WAYS = pytest.mark.parametrize("dense_below", [SPARSE, DENSE_BELOW], ids=["sparse", "dense"])
 KINDS = ["gaussian", "constant", "integers", "copies", "negative", "ranges", "dead", "hubs"]
 
 
@@ -62,11 +62,11 @@ def optimum(benefit: Tensor) -> float:
 @settings(max_examples=8, deadline=None)
 @given(n=st.integers(1, 60), seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_the_value_is_scipys_and_the_bound_holds(
-    kind: str, exact_below: int, n: int, seed: int, dtype: torch.dtype
+    kind: str, dense_below: int, n: int, seed: int, dtype: torch.dtype
 ) -> None:
     benefit = table(kind, n, seed=seed, dtype=dtype)
     before, best = benefit.clone(), optimum(benefit)
-    found = assign_certified(benefit.requires_grad_(), tolerance=0, exact_below=exact_below)
+    found = assign_certified(benefit.requires_grad_(), tolerance=0, dense_below=dense_below)
     benefit = benefit.detach()
     rounding = 1e-13 * n * float(benefit.abs().max())
     assert found.index.sort().values.tolist() == list(range(n))
@@ -86,7 +86,7 @@ def test_a_reading_by_favourites_alone_is_not_the_answer() -> None:
         benefit, taken = table("hubs", 40, seed=seed), []
         for row in benefit:
             taken.append(int(row.index_fill(0, torch.tensor(taken, dtype=torch.int64), -torch.inf).argmax()))
-        short += worth(benefit, torch.tensor(taken)) < (1 - 1e-3) * assign_certified(benefit, exact_below=SPARSE).value
+        short += worth(benefit, torch.tensor(taken)) < (1 - 1e-3) * assign_certified(benefit, dense_below=SPARSE).value
     assert short == 5
 
 
@@ -94,7 +94,7 @@ def test_a_reading_by_favourites_alone_is_not_the_answer() -> None:
 @pytest.mark.parametrize("kind", ["gaussian", "copies", "dead", "hubs"])
 def test_the_gap_to_the_optimum_is_at_most_the_certified_one(kind: str, tolerance: float) -> None:
     benefit = table(kind, 300, seed=3, dtype=torch.float32)
-    found, best = assign_certified(benefit, tolerance=tolerance, exact_below=SPARSE), optimum(benefit)
+    found, best = assign_certified(benefit, tolerance=tolerance, dense_below=SPARSE), optimum(benefit)
     assert best <= found.bound
     assert best - found.value <= found.gap * found.value * (1 + 1e-9)
     assert found.gap <= max(tolerance, 1e-5)
@@ -104,7 +104,7 @@ def test_the_gap_to_the_optimum_is_at_most_the_certified_one(kind: str, toleranc
 def test_any_prices_bound_the_optimum_but_only_good_ones_certify_it() -> None:
     benefit = table("gaussian", 50, seed=7)
     best, rng = optimum(benefit), np.random.default_rng(7)
-    certified = assign_certified(benefit, tolerance=0, exact_below=SPARSE).bound
+    certified = assign_certified(benefit, tolerance=0, dense_below=SPARSE).bound
     assert certified - best <= 1e-9 * best
     for prices in (np.zeros(50), rng.random(50), -3 * rng.random(50), 1e6 * rng.random(50)):
         assert upper_bound(benefit, prices) > (1 + 1e-3) * best
@@ -135,8 +135,8 @@ def test_a_planted_permutation_is_recovered(noise: float, prices: bool) -> None:
     found = assign_certified(benefit, tolerance=0)
     assert torch.equal(found.index, planted)
     assert (found.rounds == 0) != prices
-    strangers, planted = related(700, seed=5, kept=0.5, noise=noise)
-    hits = assign_certified(strangers, tolerance=0).index == planted
+    half_related, planted = related(700, seed=5, kept=0.5, noise=noise)
+    hits = assign_certified(half_related, tolerance=0).index == planted
     assert hits[:350].all()
     assert not hits.all()  # negative control: the other half has no partner to find
 
@@ -165,11 +165,11 @@ def test_the_same_table_gives_the_same_answer() -> None:
 
 
 @WAYS
-def test_a_table_of_zeros_is_certified(exact_below: int) -> None:
+def test_a_table_of_zeros_is_certified(dense_below: int) -> None:
     """No share of zero can be missing: the gap is none, or it is infinite."""
-    assert assign_certified(torch.zeros(30, 30), exact_below=exact_below).gap == 0
+    assert assign_certified(torch.zeros(30, 30), dense_below=dense_below).gap == 0
     uneven = torch.tensor([[1.0, -1.0], [1.0, -1.0]])  # worth zero, and its favourites would be worth two
-    assert assign_certified(uneven, exact_below=exact_below).bound < 1e-6
+    assert assign_certified(uneven, dense_below=dense_below).bound < 1e-6
 
 
 def test_bad_tables_are_named() -> None:

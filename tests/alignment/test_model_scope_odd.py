@@ -1,4 +1,4 @@
-"""Whole models that try to fool the alignment: what is equal, empty, dead, single, narrow or not a number."""
+"""Scope `model` on unusual models: what is equal, empty, dead, single, narrow or not a number."""
 
 import os
 from collections.abc import Callable
@@ -8,15 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import isobasin as ib
 import tiny
+from isobasin.alignment.align import align
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.cli import run
+from isobasin.errors import IsobasinError
 from isobasin.runtime import change, outputs, random_inputs
-from isobasin.weights import Weights
+from isobasin.symmetries.transform import scramble
+from isobasin.weights import Weights, load
 
 pytestmark = pytest.mark.hf
 
-MATCHER = ib.WeightMatching(scope="model")
+MATCHER = WeightMatching(scope="model")
 Tensors = dict[str, Tensor]
 
 
@@ -40,7 +43,7 @@ def model(spoil: Callable[[Tensors], None] = lambda t: None, seed: int = 0, **co
     made = tiny.randomize(LlamaForCausalLM(LlamaConfig(**settings)), seed)
     tensors = {name: t.clone() for name, t in made.state_dict().items()}
     spoil(tensors)
-    return ib.load(tensors, settings)
+    return load(tensors, settings)
 
 
 def layer(i: int, word: str) -> str:
@@ -113,7 +116,7 @@ SIZES: dict[str, dict[str, object]] = {
 
 def check_sound(a: Weights, b: Weights) -> float:
     """B's function is kept, and B is no farther from A than it was; how far it still is."""
-    found = ib.align(b, to=a, matcher=MATCHER)
+    found = align(b, to=a, matcher=MATCHER)
     moved = found.transform.apply(b)
     assert all(bool(torch.isfinite(moved[name]).all()) for name in moved)
     inputs = random_inputs(b)
@@ -126,8 +129,8 @@ def check_sound(a: Weights, b: Weights) -> float:
 def test_spoiled_models_come_closer_and_keep_their_function(name: str) -> None:
     a, b = model(SPOILED[name]), model(SPOILED[name], seed=1)
     check_sound(a, b)
-    disguised = ib.scramble(a, scope="model", seed=3).apply(a)
-    left = check_sound(a, disguised)
+    copy = scramble(a, scope="model", seed=3).apply(a)
+    left = check_sound(a, copy)
     if name not in ("zero_gains", "zero_ends"):  # there the stream's map is not what embeddings say
         assert left <= 1e-4
 
@@ -136,20 +139,20 @@ def test_spoiled_models_come_closer_and_keep_their_function(name: str) -> None:
 def test_odd_sizes_come_back(name: str) -> None:
     a = model(**SIZES[name])
     check_sound(a, model(seed=1, **SIZES[name]))
-    disguised = ib.scramble(a, scope="model", seed=3).apply(a)
+    copy = scramble(a, scope="model", seed=3).apply(a)
     if name != "few words":
-        assert check_sound(a, disguised) <= 1e-4
+        assert check_sound(a, copy) <= 1e-4
 
 
 def test_a_copy_stored_in_bfloat16_comes_back_to_its_rounding(tmp_path: Path) -> None:
     """Rounding after a rotation is noise on every weight: permutations are found all the same."""
     a = model()
-    ib.scramble(a, scope="model", seed=3).apply(a).save(tmp_path / "b", dtype="bfloat16")
-    b = ib.load(tmp_path / "b")
+    scramble(a, scope="model", seed=3).apply(a).save(tmp_path / "b", dtype="bfloat16")
+    b = load(tmp_path / "b")
     assert b.dtype == torch.bfloat16
-    found = ib.align(b, to=a, matcher=MATCHER)
+    found = align(b, to=a, matcher=MATCHER)
     assert found.distance_after < 0.02 < 0.5 < found.distance_before
-    wrong = ib.align(model(seed=1), to=a, matcher=MATCHER)
+    wrong = align(model(seed=1), to=a, matcher=MATCHER)
     assert wrong.distance_after > 0.5  # the control: an unrelated model does not come that near
 
 
@@ -158,7 +161,7 @@ def test_the_same_folder_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFix
     a.save(tmp_path / "a")
     words = ["align", str(tmp_path / "a"), "--to", str(tmp_path / "a"), "-o", str(tmp_path / "out"), "--json"]
     assert run(words) == 0
-    out = ib.load(tmp_path / "out")
+    out = load(tmp_path / "out")
     assert all(torch.equal(out[name], a[name]) for name in a)
     assert '"distance_after": 0.0' in capsys.readouterr().out
 
@@ -190,8 +193,8 @@ def test_a_nan_is_refused_and_nothing_written(side: str, tmp_path: Path, capsys:
     ],
 )
 def test_other_shapes_are_refused(config: dict[str, object], message: str) -> None:
-    with pytest.raises(ib.IsobasinError, match=message):
-        ib.align(model(**config), to=model(), matcher=MATCHER)
+    with pytest.raises(IsobasinError, match=message):
+        align(model(**config), to=model(), matcher=MATCHER)
 
 
 def test_sweeps_can_not_be_shared_by_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
