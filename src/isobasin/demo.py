@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
@@ -118,14 +117,10 @@ def _check_free(out: Path, *, force: bool) -> None:
         raise IsobasinError(f"{out} can not be made ({error.strerror}): choose another folder") from error
 
 
-def _digits() -> tuple[Tensor, Tensor]:
-    images = read_images(shipped("mnist"), "train")
-    return scaled(np.array(images.pixels)), torch.tensor(images.labels)
-
-
 def _trained_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgress) -> tuple[Weights, Weights]:
     """The protocol of the paper: one pretrained model, its attention re-initialised from two seeds, both fine-tuned."""
-    images, classes = _digits()
+    digits = read_images(shipped("mnist"), "train")
+    images, classes = scaled(np.array(digits.pixels)), torch.tensor(digits.labels)
     stop = threading.Event()
 
     def trained(model: Transformer, recipe: Recipe, seed: int, stage: str) -> Transformer:

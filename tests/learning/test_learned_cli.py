@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import isobasin as ib
-from isobasin.cli.align import AlignSetup, LearnSetup, learning_facts, learning_lines, learning_progress
-from isobasin.cli.options import DataOptions, LearnOptions, MatchOptions
+from isobasin.cli.align import AlignSetup, learning_facts, learning_lines, learning_progress
+from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup, MatchOptions
 from isobasin.errors import IsobasinError
 from isobasin.weights import Weights
 

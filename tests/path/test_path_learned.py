@@ -10,9 +10,8 @@ from test_path_cli import read, words, write_model
 
 import isobasin as ib
 from isobasin.cli import run
-from isobasin.cli.align import LearnSetup
-from isobasin.cli.options import DataOptions, DeviceOptions, LearnOptions
-from isobasin.cli.path import Measurement
+from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup
+from isobasin.cli.path import check_disjoint
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.learning.own_text import written
@@ -146,8 +145,7 @@ def test_data_with_a_train_split_are_their_own_lessons() -> None:
     models = [ib.load(ib.Transformer(config, seed=k).state_dict(), config.to_dict()) for k in range(2)]
     digits = shipped("mnist")
     reading = DataOptions(max_samples=20)
-    measurement = Measurement(digits, reading, 0, DeviceOptions())
-    measurement.check_disjoint(LearnSetup(LearnOptions(), reading, digits, "--learn-data"), models)
+    check_disjoint(digits, reading, LearnSetup(LearnOptions(), reading, digits, "--learn-data"), models, seed=0)
     elsewhere = LearnSetup(LearnOptions(held_out=digits), reading, Path("elsewhere"))
     with pytest.raises(IsobasinError, match="what decides can not be measured on too"):
-        measurement.check_disjoint(elsewhere, models)
+        check_disjoint(digits, reading, elsewhere, models, seed=0)

@@ -13,6 +13,7 @@ from isobasin.cli.options import (
     DataOptions,
     DeviceOptions,
     LearnOptions,
+    LearnSetup,
     MatchData,
     MatchOptions,
     PrintOptions,
@@ -25,8 +26,6 @@ from isobasin.cli.output import Cost, check_transform_path, emit, note, progress
 from isobasin.errors import IsobasinError, VerificationError
 
 if TYPE_CHECKING:
-    import torch
-
     from isobasin.learning.align_learned import LearnedAlignment, LearnedMatching
     from isobasin.learning.learn import Watch
     from isobasin.match.alignment import Alignment
@@ -35,11 +34,7 @@ if TYPE_CHECKING:
     from isobasin.weights import Weights
 
 MATCHERS = ("weights", "activations", "learned", "reference")
-INITS = ("weights", "activations")
 VERIFY = ("layer", "model", "none")
-TOLERANCE_PER_LAYER = 1e-5
-CHECK_EVERY = 50  # gradient steps between two measurements of the held-out barrier
-SELF = Path("self")  # in place of data: text that the two models generate
 
 
 @with_options
@@ -103,79 +98,6 @@ def align_command(
         **({"transform": str(save_transform)} if save_transform else {}),
     }
     emit(facts, align_lines(facts), show.json)
-
-
-@dataclass(frozen=True)
-class LearnSetup:
-    """`--matcher learned`: its options, and the data it learns from. `flag` is the option that names the data."""
-
-    options: LearnOptions
-    reading: DataOptions
-    data: Path | None
-    flag: str = "--data"
-
-    @property
-    def from_own_text(self) -> bool:
-        """Whether the models learn from text that they generate."""
-        return self.data == SELF
-
-    def check(self) -> None:
-        from isobasin.learning.lessons import PERMUTATIONS
-
-        init, held_out = self.options.init, self.options.held_out
-        if self.data is None:
-            raise IsobasinError(
-                f"--matcher learned needs {self.flag}: text, a table of labelled text, images, or self for language "
-                "models to learn from their own text"
-            )
-        if self.from_own_text and init != "weights":
-            raise IsobasinError(f"--init {init} needs data, and {self.flag} is self: use --init weights")
-        check_choice("--init", init, INITS)
-        check_choice("--permutations", self.options.permutations, PERMUTATIONS)
-        if held_out is not None and held_out.resolve() == self.data.resolve():
-            raise IsobasinError(
-                f"--held-out {held_out} is {self.flag} itself: what is learned from can not decide; leave it out "
-                "and a tenth of the data is kept for that"
-            )
-
-    def tasks(self, models: "list[Weights]", seed: int, device: "torch.device | None" = None) -> "tuple[Task, Task]":
-        """The data to learn from, and the held-out data."""
-        from isobasin.learning.exercises import split
-
-        assert self.data is not None
-        held_out = None
-        if self.from_own_text:
-            task, held_out = self._generated(models, seed, device)
-        else:
-            task = self.reading.open(self.data, models, seed=seed, split="train")
-        if self.options.held_out is not None:
-            held_out = self.reading.open(self.options.held_out, models, seed=seed, split="test")
-        return split(task) if held_out is None else (task, held_out)
-
-    def _generated(self, models: "list[Weights]", seed: int, device: "torch.device | None") -> "tuple[Task, Task]":
-        from isobasin.learning.own_text import WINDOWS, OwnText
-
-        reading = self.reading
-        text = OwnText(
-            windows=WINDOWS if reading.max_samples is None else reading.max_samples,
-            length=reading.seq_len,
-            batch_size=reading.batch_size or 8,
-            seed=seed,
-            tokenizer=reading.tokenizer,
-        )
-        return text.tasks(models[0], models[1], device)
-
-    def matching(self, init: "Matcher", seed: int) -> "LearnedMatching":
-        from isobasin.learning.align_learned import LearnedMatching
-        from isobasin.learning.lessons import Lessons
-
-        lessons = Lessons(
-            steps=self.options.steps,
-            rate=self.options.lr,
-            check_every=CHECK_EVERY,
-            permutations="free" if self.options.permutations == "free" else "fixed",
-        )
-        return LearnedMatching(scope=init.scope, start=init, lessons=lessons, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -245,26 +167,59 @@ class AlignSetup:
         output: Path,
         until_written: ExitStack,
         *,
-        dtype: str,
-        device: "torch.device",
-        verify: bool,
         quiet: bool,
         watch: Callable[[int, int], None] | None = None,
+        **options: Any,
     ) -> "Alignment":
-        """Align B to A. The state of learning is a file beside `output`, kept until `until_written` is closed."""
+        """Align B to A; `options` are dtype, device and verify of the library function.
+
+        The state of learning is a file beside `output`, which stays until `until_written` is closed.
+        """
         from isobasin.match.align import align
 
-        if self.learning is None:
-            matcher = self.matcher(a, b)
-            return align(
-                b, to=a, matcher=matcher, dtype=dtype, device=device, workers=self.workers, verify=verify, watch=watch
+        if self.learning:
+            return self._learn(b, a, self.learning, output, until_written, quiet, options)
+        return align(b, to=a, matcher=self.matcher(a, b), workers=self.workers, watch=watch, **options)
+
+    def _learn(
+        self,
+        b: "Weights",
+        a: "Weights",
+        learning: LearnSetup,
+        output: Path,
+        until_written: ExitStack,
+        quiet: bool,
+        options: dict[str, Any],
+    ) -> "LearnedAlignment":
+        from isobasin.learning.align_learned import align_learned
+        from isobasin.learning.learn import SECTION
+        from isobasin.learning.record import FileRecord
+        from isobasin.learning.team import team_of
+
+        matching = learning.matching(self.matcher(a, b), self.seed)
+        if learning.from_own_text and not quiet:
+            note("no data: learning from text that the two models write themselves")
+        task, held_out = learning.tasks([a, b], self.seed, options["device"])
+        team = team_of(options["device"])
+        key = _cache_key(a, b, learning, matching, task, held_out) | {"processes": team.size}
+        record = FileRecord(output, key, writes=team.rank == 0)
+        # After an error the state of learning stays, and the same command continues from it.
+        until_written.push(lambda error, *_: None if error else record.close())
+        kept = record.find(SECTION)
+        if kept and not quiet:
+            note(f"going on from step {kept['step']}")
+        with learning_progress(matching.lessons.steps, quiet=quiet or team.rank > 0) as watch:
+            return align_learned(
+                b,
+                to=a,
+                matcher=matching,
+                task=task,
+                held_out=held_out,
+                watch=watch,
+                record=record,
+                team=team,
+                **options,
             )
-        matching = self.learning.matching(self.matcher(a, b), self.seed)
-        return until_written.enter_context(
-            learned_alignment(
-                b, a, self.learning, matching, output, dtype=dtype, device=device, verify=verify, quiet=quiet
-            )
-        )
 
     def progress_total(self, model: "Weights") -> tuple[str, int]:
         """Title and length of the progress bar: sweeps over the whole model, or layers of attention."""
@@ -274,55 +229,6 @@ class AlignSetup:
         if self.scope in WHOLE:
             return "sweeps (at most)", SWEEPS
         return "aligning layers", 1 if self.scope == "first-attention" else model.arch.sizes.n_layers
-
-
-@contextmanager
-def learned_alignment(
-    b: "Weights",
-    a: "Weights",
-    learning: LearnSetup,
-    matching: "LearnedMatching",
-    output: Path,
-    *,
-    dtype: str,
-    device: "torch.device",
-    verify: bool,
-    quiet: bool,
-) -> "Iterator[LearnedAlignment]":
-    """Learn the alignment; the result is written in the body of the `with` statement.
-
-    The state of learning lies beside the output until the body has succeeded, and the same command continues from it.
-    """
-    from isobasin.learning.align_learned import align_learned
-    from isobasin.learning.learn import SECTION
-    from isobasin.learning.record import FileRecord
-    from isobasin.learning.team import team_of
-
-    if learning.from_own_text and not quiet:
-        note("no data: learning from text that the two models write themselves")
-    task, held_out = learning.tasks([a, b], matching.seed, device)
-    team = team_of(device)
-    key = _cache_key(a, b, learning, matching, task, held_out) | {"processes": team.size}
-    record = FileRecord(output, key, writes=team.rank == 0)
-    kept = record.find(SECTION)
-    if kept and not quiet:
-        note(f"going on from step {kept['step']}")
-    with learning_progress(matching.lessons.steps, quiet=quiet or team.rank > 0) as watch:
-        found = align_learned(
-            b,
-            to=a,
-            matcher=matching,
-            task=task,
-            held_out=held_out,
-            dtype=dtype,
-            device=device,
-            verify=verify,
-            watch=watch,
-            record=record,
-            team=team,
-        )
-    yield found
-    record.close()
 
 
 def _cache_key(
@@ -387,6 +293,7 @@ def _load_pair(to: str, b: str, untie: bool) -> "tuple[Weights, Weights]":
 
 def _model_change(found: "Alignment", b: "Weights", seed: int) -> float:
     """The largest change of the model's outputs, in the type of computation, before rounding to the output's type."""
+    from isobasin.checking import TOLERANCE_PER_LAYER
     from isobasin.running import change, outputs, random_inputs
 
     inputs = random_inputs(b, seed=seed)

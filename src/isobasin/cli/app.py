@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -21,7 +22,7 @@ from isobasin.cli.report import report_command
 from isobasin.cli.study import study
 from isobasin.errors import IsobasinError
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "info": info_command,
     "check": check_command,
     "scramble": scramble_command,
@@ -51,7 +52,7 @@ app = typer.Typer(
 class Command(TyperCommand):
     """A command that accepts the old spelling of an option. The help shows the new one only."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = {name for param in self.params for name in param.opts}
         for i, word in enumerate(args):
             name, equals, value = word.partition("=")

@@ -5,16 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.options import (
-    DeviceOptions,
-    Force,
-    Json,
-    Model,
-    PrintOptions,
-    SaveOptions,
-    Seed,
-    with_options,
-)
+from isobasin.cli.options import DeviceOptions, Force, Json, Model, PrintOptions, SaveOptions, Seed, with_options
 from isobasin.cli.output import check_transform_path, emit, saved_transform, write_model
 from isobasin.errors import TransformError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isobasin.cli.options import Force, PrintOptions, Seed, with_options
-from isobasin.cli.output import emit, note, progress_bars
+from isobasin.cli.output import emit, note, number, progress_bars
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -53,7 +53,7 @@ def demo_lines(facts: dict[str, Any]) -> list[str]:
     accuracy = facts["accuracy"]
     rows = [
         f"{row['metric']:12s} {row['path']:8s} "
-        + " ".join(_number(row[place]) for place in ("A", "middle", "B", "barrier"))
+        + " ".join(f"{number(row[place], '.4f'):>9s}" for place in ("A", "middle", "B", "barrier"))
         for row in facts["table"]
     ]
     return [
@@ -66,7 +66,3 @@ def demo_lines(facts: dict[str, Any]) -> list[str]:
         facts["sentence"],
         f"{facts['report']}: open it in a browser; {facts['seconds']:.0f} s",
     ]
-
-
-def _number(value: float | None) -> str:
-    return f"{'–':>9s}" if value is None else f"{value:9.4f}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isobasin.cli.options import DeviceOptions, Json, Model, PrintOptions, SaveOptions, Seed, with_options
-from isobasin.cli.output import Cost, emit, progress, write_model
+from isobasin.cli.output import Cost, emit, number, progress, write_model
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def distance_lines(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"score       {facts['score']:.6f}   (1 the same orbit, 0 unrelated)",
         f"unrelated   quantiles {spread}, largest {null['largest']:.4f} of {null['draws']} sampled",
-        f"distance    {facts['distance']:.4g} of ‖A‖ modulo symmetry, {_number(facts['naive'])} as stored",
+        f"distance    {facts['distance']:.4g} of ‖A‖ modulo symmetry, {number(facts['naive'], '.4g')} as stored",
         "",
         f"{'part':<12}{'of B':<8}{'as stored':>10}{'distance':>12}{'score':>9}",
     ]
@@ -139,11 +139,7 @@ def distance_lines(facts: dict[str, Any]) -> list[str]:
 def _part_line(row: dict[str, Any]) -> str:
     mine, other = ("" if row[key] is None else str(row[key]) for key in ("layer", "other_layer"))
     name = f"{row['space']} {mine}".strip()
-    return f"{name:<12}{other:<8}{_number(row['naive']):>10}{row['distance']:>12.4g}{row['score']:>9.4f}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    return f"{name:<12}{other:<8}{number(row['naive'], '.4g'):>10}{row['distance']:>12.4g}{row['score']:>9.4f}"
 
 
 def fingerprint_lines(facts: dict[str, Any]) -> list[str]:

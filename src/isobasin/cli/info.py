@@ -40,7 +40,17 @@ def check_command(model: Model, seed: Seed = 0, json: Json = False) -> None:
 
 def families_command(json: Json = False) -> None:
     """List the supported families, with the symmetry group of a well-known model of each."""
-    rows = families_rows()
+    from isobasin.arch import FAMILIES
+    from isobasin.arch.examples import EXAMPLES
+    from isobasin.symmetries import Symmetry, group_of
+
+    rows = []
+    for name, family in FAMILIES.items():
+        label, config = EXAMPLES[name]
+        arch = family.describe(config)
+        groups = {n: group_of(space) for n, space in arch.spaces.items() if n not in ("pool", "mlm")}
+        formula = Symmetry(arch, groups, {}).formula
+        rows.append({"family": name, "positions": arch.positions, "example": label, "group": formula})
     lines = [f"{row['family']:<9} {row['positions']:<8} {row['example']:<18} {row['group']}" for row in rows]
     emit({"families": rows}, lines, json)
 
@@ -126,18 +136,3 @@ def check_lines(facts: dict[str, Any]) -> list[str]:
         f" (gap {facts['nullity_gap']:.0e})",
         "ok" if facts["ok"] else "NOT ok: please report this model, its symmetry group is not what isobasin expects",
     ]
-
-
-def families_rows() -> list[dict[str, str]]:
-    from isobasin.arch import FAMILIES
-    from isobasin.arch.examples import EXAMPLES
-    from isobasin.symmetries import Symmetry, group_of
-
-    rows = []
-    for name, family in FAMILIES.items():
-        label, config = EXAMPLES[name]
-        arch = family.describe(config)
-        groups = {n: group_of(space) for n, space in arch.spaces.items() if n not in ("pool", "mlm")}
-        formula = Symmetry(arch, groups, {}).formula
-        rows.append({"family": name, "positions": arch.positions, "example": label, "group": formula})
-    return rows

@@ -9,7 +9,6 @@ import typer
 
 from isobasin.cli.align import (
     AlignSetup,
-    LearnSetup,
     check_one_process,
     check_output_folder,
     learning_facts,
@@ -19,6 +18,7 @@ from isobasin.cli.options import (
     DataOptions,
     DeviceOptions,
     LearnOptions,
+    LearnSetup,
     MatchData,
     MatchOptions,
     PrintOptions,
@@ -26,7 +26,7 @@ from isobasin.cli.options import (
     Seed,
     with_options,
 )
-from isobasin.cli.output import Cost, emit, progress
+from isobasin.cli.output import Cost, counted, emit, progress
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def merge_command(
         place = device.find()
         setup = _setup(recipe, data, seed, LearnSetup(learn, reading, data)) if recipe.align else None
         loaded = [load(name) for name in recipe.models]
-        companions = _check_inputs(recipe, loaded, save)
+        companions = None if recipe.tokenizer_source is None else _companions(recipe.tokenizer_source, loaded[0])
+        check_output_folder(save, [folder for folder in (*(model.path for model in loaded), companions) if folder])
         title, total = setup.progress_total(loaded[0]) if setup and not setup.learning else ("", 0)
         with progress(title, total, quiet=show.silent or not total) as step:
             merged = merge(
@@ -154,17 +155,6 @@ def _setup(recipe: "Recipe", data: Path | None, seed: int, learning: LearnSetup)
     return setup
 
 
-def _check_inputs(recipe: "Recipe", models: "list[Weights]", save: SaveOptions) -> Path | None:
-    """Refuse models that do not fit and a bad output folder; return the folder of the tokenizer, if one is given."""
-    from isobasin.match.comparable import check_comparable
-
-    for model in models[1:]:
-        check_comparable(models[0], model)
-    companions = None if recipe.tokenizer_source is None else _companions(recipe.tokenizer_source, models[0])
-    check_output_folder(save, [folder for folder in (*(model.path for model in models), companions) if folder])
-    return companions
-
-
 def _companions(source: str, model: "Weights") -> Path:
     """The folder of tokenizer_source. Its vocabulary must be that of the models: embeddings are not converted."""
     from isobasin.checkpoint.documents import read_object
@@ -204,14 +194,12 @@ def _alignment(
 def _write(merged: "Merged", save: SaveOptions, companions: Path | None, *, quiet: bool) -> None:
     first = merged.models[0]
     with progress("writing", len(first) + len(first.names.copies), quiet=quiet) as step:
-        written: list[str] = []
-
-        def watch(name: str) -> None:
-            written.append(name)
-            step(len(written))
-
         merged.save(
-            save.output, force=save.force, max_shard_size=save.max_shard_size, companions=companions, watch=watch
+            save.output,
+            force=save.force,
+            max_shard_size=save.max_shard_size,
+            companions=companions,
+            watch=counted(step),
         )
 
 

@@ -20,6 +20,8 @@ from isobasin.errors import IsobasinError
 if TYPE_CHECKING:
     import torch
 
+    from isobasin.learning.align_learned import LearnedMatching
+    from isobasin.match.matchers import Matcher
     from isobasin.tasks import Task
     from isobasin.weights import Weights
 
@@ -27,6 +29,9 @@ Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or a hub id i
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random numbers.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output, once the new one is complete.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+INITS = ("weights", "activations")
+CHECK_EVERY = 50  # gradient steps between two measurements of the held-out barrier
+SELF = Path("self")  # in place of data: text that the two models generate
 MatchData = Annotated[
     Path | None,
     typer.Option(help="Text, or a .npy file of token ids or pixels; learned: also labelled data, or self."),
@@ -143,6 +148,78 @@ class DataOptions:
         )
 
 
+@dataclass(frozen=True)
+class LearnSetup:
+    """`--matcher learned`: its options, and the data it learns from. `flag` is the option that names the data."""
+
+    options: LearnOptions
+    reading: DataOptions
+    data: Path | None
+    flag: str = "--data"
+
+    @property
+    def from_own_text(self) -> bool:
+        """Whether the models learn from text that they generate."""
+        return self.data == SELF
+
+    def check(self) -> None:
+        from isobasin.learning.lessons import PERMUTATIONS
+
+        init, held_out = self.options.init, self.options.held_out
+        if self.data is None:
+            raise IsobasinError(
+                f"--matcher learned needs {self.flag}: text, a table of labelled text, images, or self for language "
+                "models to learn from their own text"
+            )
+        if self.from_own_text and init != "weights":
+            raise IsobasinError(f"--init {init} needs data, and {self.flag} is self: use --init weights")
+        check_choice("--init", init, INITS)
+        check_choice("--permutations", self.options.permutations, PERMUTATIONS)
+        if held_out is not None and held_out.resolve() == self.data.resolve():
+            raise IsobasinError(
+                f"--held-out {held_out} is {self.flag} itself: what is learned from can not decide; leave it out "
+                "and a tenth of the data is kept for that"
+            )
+
+    def tasks(self, models: "list[Weights]", seed: int, device: "torch.device | None" = None) -> "tuple[Task, Task]":
+        """The data to learn from, and the held-out data."""
+        from isobasin.learning.exercises import split
+
+        assert self.data is not None
+        if self.from_own_text:
+            task, held_out = self._generated(models, seed, device)
+        else:
+            task, held_out = self.reading.open(self.data, models, seed=seed, split="train"), None
+        if self.options.held_out is not None:
+            held_out = self.reading.open(self.options.held_out, models, seed=seed, split="test")
+        return split(task) if held_out is None else (task, held_out)
+
+    def _generated(self, models: "list[Weights]", seed: int, device: "torch.device | None") -> "tuple[Task, Task]":
+        from isobasin.learning.own_text import WINDOWS, OwnText
+
+        reading = self.reading
+        text = OwnText(
+            windows=WINDOWS if reading.max_samples is None else reading.max_samples,
+            length=reading.seq_len,
+            batch_size=reading.batch_size or 8,
+            seed=seed,
+            tokenizer=reading.tokenizer,
+        )
+        return text.tasks(models[0], models[1], device)
+
+    def matching(self, init: "Matcher", seed: int) -> "LearnedMatching":
+        from isobasin.learning.align_learned import LearnedMatching
+        from isobasin.learning.lessons import Lessons
+
+        lessons = Lessons(
+            steps=self.options.steps,
+            rate=self.options.lr,
+            check_every=CHECK_EVERY,
+            permutations="free" if self.options.permutations == "free" else "fixed",
+        )
+        return LearnedMatching(scope=init.scope, start=init, lessons=lessons, seed=seed)
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter that is an option record by one option for each field of the record.
 
@@ -152,7 +229,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     ['model', 'output', 'dtype', 'max_shard_size', 'force']
     """
     signature = inspect.signature(command)
-    records = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
+    records: dict[str, Any] = {
+        p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)
+    }
     options: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.name in records:

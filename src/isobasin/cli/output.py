@@ -1,14 +1,13 @@
 """What commands produce: the result on standard output, progress on standard error, checkpoints, and their cost."""
 
-import json
 import math
 import os
-import resource
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 def emit(facts: Any, lines: Sequence[str], as_json: bool) -> None:
     """Print the result: one strict JSON object, or lines of text."""
+    import json
+
     text = json.dumps(_strict(facts), allow_nan=False) if as_json else "\n".join(lines)
     encoding = sys.stdout.encoding or "utf-8"
     try:
@@ -45,6 +46,10 @@ def _strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_strict(v) for v in value]
     return value
+
+
+def number(value: float | None, spec: str, missing: str = "–") -> str:
+    return missing if value is None else format(value, spec)
 
 
 def note(text: str) -> None:
@@ -67,6 +72,12 @@ def progress(title: str, total: int, *, quiet: bool) -> Iterator[Step]:
             return
         task = bars.add_task(title, total=total)
         yield lambda done, title=None: bars.update(task, completed=done, description=title)
+
+
+def counted(step: Step) -> Callable[..., None]:
+    """A function that advances a progress bar by one at each call, whatever its arguments."""
+    numbers = count(1)
+    return lambda *_: step(next(numbers))
 
 
 @contextmanager
@@ -125,12 +136,10 @@ def write_model(
     from isobasin.checkpoint import dtype_name
 
     with progress("writing", len(weights), quiet=quiet) as step:
-        done = 0
+        advance = counted(step)
 
         def watch(name: str, tensor: "Tensor | None") -> None:
-            nonlocal done
-            done += 1
-            step(done)
+            advance()
             if on_tensor:
                 on_tensor(name, tensor)
 
@@ -177,6 +186,8 @@ class Cost:
 
     @property
     def peak_rss_mb(self) -> float:
+        import resource
+
         unit = 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, other systems kilobytes
         return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit / 1024, 1)
 

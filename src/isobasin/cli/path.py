@@ -1,7 +1,5 @@
 """The command `path`."""
 
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.align import AlignSetup, LearnSetup, check_one_process, learning_facts, learning_lines
+from isobasin.cli.align import AlignSetup, check_one_process, learning_facts, learning_lines
 from isobasin.cli.options import (
     DataOptions,
     DeviceOptions,
     Force,
     LearnOptions,
+    LearnSetup,
     MatchOptions,
     PrintOptions,
     Seed,
     with_options,
 )
-from isobasin.cli.output import emit, note, progress
+from isobasin.cli.output import emit, note, number, progress
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -36,17 +35,24 @@ if TYPE_CHECKING:
     from isobasin.weights import Weights
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """What is measured."""
+
+    data: Annotated[Path, typer.Option(help="Text, token ids, labelled text or images, in a file or folder.")]
+    points: Annotated[int, typer.Option(help="Points of the line, both ends included.")] = 25
+    explain: Annotated[bool, typer.Option("--explain", help="Also the barrier by component.")] = False
+    plane: Annotated[int, typer.Option(help="Also the loss on a plane, with this many points on a side.")] = 0
+
+
 @with_options
 def path_command(
     *,
     models: Annotated[list[str], typer.Argument(metavar="A B [C]", help="Two or three models of one architecture.")],
-    data: Annotated[Path, typer.Option(help="Text, token ids, labelled text or images, in a file or folder.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The result file, path.json for instance.")],
-    points: Annotated[int, typer.Option(help="Points of the line, both ends included.")] = 25,
-    align: Annotated[bool, typer.Option("--align", help="Also align B to A, and measure the path to it.")] = False,
+    measured: MeasureOptions,
     reading: DataOptions,
-    explain: Annotated[bool, typer.Option("--explain", help="Also the barrier by component.")] = False,
-    plane: Annotated[int, typer.Option(help="Also the loss on a plane, with this many points on a side.")] = 0,
+    align: Annotated[bool, typer.Option("--align", help="Also align B to A, and measure the path to it.")] = False,
     match: MatchOptions,
     align_data: Annotated[
         Path | None, typer.Option(help="Unlabelled data for --matcher activations; by default --data.")
@@ -65,62 +71,64 @@ def path_command(
     """Measure losses along the straight line between models, naive and aligned, and the barrier."""
     learning = None
     if align and match.matcher == "learned":
-        learning = LearnSetup(learn, replace(reading, max_samples=learn_samples), learn_data or data, "--learn-data")
-    unlabelled = align_data or (learning.data if learning else data)
+        reading_to_learn = replace(reading, max_samples=learn_samples)
+        learning = LearnSetup(learn, reading_to_learn, learn_data or measured.data, "--learn-data")
+    unlabelled = align_data or (learning.data if learning else measured.data)
     setup = AlignSetup(match, unlabelled, seed, learning) if align else None
-    measurement = Measurement(data, reading, seed, device, points, explain, plane)
-    result = measure(models, output, measurement, setup, force=force, quiet=show.silent)
+    result = measure(
+        models, output, measured, reading, setup, seed=seed, device=device.find(), force=force, quiet=show.silent
+    )
     emit(result, path_lines(result), show.json)
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What is measured, and on which data."""
+def _check(measured: MeasureOptions, reading: DataOptions, aligned: bool) -> None:
+    for flag, value, least in (
+        ("--points", measured.points, 2),
+        ("--max-samples", reading.max_samples, 1),
+        ("--batch-size", reading.batch_size, 1),
+        ("--seq-len", reading.seq_len, 2),
+    ):
+        if value is not None and value < least:
+            raise IsobasinError(f"{flag} {value}: expected {least} or more")
+    if measured.plane and (not aligned or measured.plane < 3):
+        raise IsobasinError("--plane needs --align and at least 3 points a side: it goes through B and B aligned")
 
-    data: Path
-    reading: DataOptions
-    seed: int
-    device: DeviceOptions
-    points: int = 25
-    explain: bool = False
-    plane: int = 0
 
-    def check(self, aligned: bool) -> None:
-        for flag, value, least in (
-            ("--points", self.points, 2),
-            ("--max-samples", self.reading.max_samples, 1),
-            ("--batch-size", self.reading.batch_size, 1),
-            ("--seq-len", self.reading.seq_len, 2),
-        ):
-            if value is not None and value < least:
-                raise IsobasinError(f"{flag} {value}: expected {least} or more")
-        if self.plane and (not aligned or self.plane < 3):
-            raise IsobasinError("--plane needs --align and at least 3 points a side: it goes through B and B aligned")
-
-    def open(self, models: "list[Weights]") -> "Task":
-        return self.reading.open(self.data, models, seed=self.seed, split="test")
-
-    def check_disjoint(self, learning: LearnSetup, models: "list[Weights]") -> None:
-        """Refuse to measure on data that were learned from or held out: expect other data, or another split."""
-        place, held_out = self.data.resolve(), learning.options.held_out
-        if held_out and held_out.resolve() == place:
-            raise IsobasinError(f"--held-out {held_out} is --data itself: what decides can not be measured on too")
-        if learning.from_own_text or learning.data is None or learning.data.resolve() != place:
-            return
-        one = replace(self.reading, max_samples=1, batch_size=1)
-        measured, learned = (
-            next(iter(one.open(self.data, models, seed=self.seed, split=split))).inputs for split in ("test", "train")
+def check_disjoint(
+    data: Path, reading: DataOptions, learning: LearnSetup, models: "list[Weights]", *, seed: int
+) -> None:
+    """Refuse to measure on data that were learned from or held out: expect other data, or another split."""
+    place, held_out = data.resolve(), learning.options.held_out
+    if held_out and held_out.resolve() == place:
+        raise IsobasinError(f"--held-out {held_out} is --data itself: what decides can not be measured on too")
+    if learning.from_own_text or learning.data is None or learning.data.resolve() != place:
+        return
+    one = replace(reading, max_samples=1, batch_size=1)
+    measured, learned = (
+        next(iter(one.open(data, models, seed=seed, split=split))).inputs for split in ("test", "train")
+    )
+    if all(learned[name].equal(tensor) for name, tensor in measured.items()):
+        raise IsobasinError(
+            f"--learn-data {data}: has no train split apart from what is measured; give other data, or self"
         )
-        if all(learned[name].equal(tensor) for name, tensor in measured.items()):
-            raise IsobasinError(
-                f"--learn-data {self.data}: has no train split apart from what is measured; give other data, or self"
-            )
 
 
 def measure(
-    sources: list[str], output: Path, measurement: Measurement, setup: AlignSetup | None, *, force: bool, quiet: bool
+    sources: list[str],
+    output: Path,
+    measured: MeasureOptions,
+    reading: DataOptions,
+    setup: AlignSetup | None,
+    *,
+    seed: int,
+    device: "torch.device",
+    force: bool,
+    quiet: bool,
 ) -> dict[str, Any]:
     """Evaluate every pair, write the result file, and return its content."""
+    import json
+    import shlex
+
     from isobasin.files import check_place, write_text
     from isobasin.match.comparable import check_comparable
     from isobasin.path.compare import compare, result_of
@@ -131,7 +139,7 @@ def measure(
     began = time.perf_counter()
     if len(sources) not in (2, 3):
         raise IsobasinError(f"{len(sources)} models given, expected two or three: isobasin path A B [C]")
-    measurement.check(setup is not None)
+    _check(measured, reading, aligned=setup is not None)
     if setup:
         setup.check()
     if setup and setup.learning:
@@ -140,12 +148,11 @@ def measure(
     for other in list(models.values())[1:]:
         check_comparable(models["A"], other)
     check_place(output, force=force, inputs=tuple(m.path for m in models.values() if m.path))
-    device = measurement.device.find()
-    task = measurement.open(list(models.values()))
+    task = reading.open(measured.data, list(models.values()), seed=seed, split="test")
     if setup and setup.learning:
-        measurement.check_disjoint(setup.learning, list(models.values()))
+        check_disjoint(measured.data, reading, setup.learning, list(models.values()), seed=seed)
     hashes = {label: model_hash(model) for label, model in models.items()}
-    ledger = FileLedger(output, _cache_key(hashes, task, measurement, setup, models))
+    ledger = FileLedger(output, _cache_key(hashes, task, reading, setup, models, seed, device))
     if ledger.n_found and not quiet:
         note(f"going on from {ledger.n_found} finished points")
     with ExitStack() as until_written:
@@ -155,9 +162,9 @@ def measure(
                     models,
                     task,
                     aligner=_aligner(setup, models, output, device, until_written, quiet) if setup else None,
-                    n_points=measurement.points,
-                    explained=measurement.explain,
-                    plane=measurement.plane,
+                    n_points=measured.points,
+                    explained=measured.explain,
+                    plane=measured.plane,
                     device=device,
                     ledger=ledger,
                     watch=watch,
@@ -171,7 +178,7 @@ def measure(
             result["alignment"] = {name: _alignment(pair.alignment, setup) for name, pair in pairs.items()}
         result["provenance"] = provenance(
             command=shlex.join(["isobasin", *sys.argv[1:]]),
-            seed=measurement.seed,
+            seed=seed,
             device=str(device),
             seconds=time.perf_counter() - began,
         )
@@ -181,7 +188,13 @@ def measure(
 
 
 def _cache_key(
-    hashes: dict[str, str], task: "Task", measurement: Measurement, setup: AlignSetup | None, models: dict[str, Any]
+    hashes: dict[str, str],
+    task: "Task",
+    reading: DataOptions,
+    setup: AlignSetup | None,
+    models: "dict[str, Weights]",
+    seed: int,
+    device: "torch.device",
 ) -> dict[str, Any]:
     """Everything the measured numbers depend on. Generated text follows from models, options and seed."""
     from importlib.metadata import version
@@ -189,14 +202,14 @@ def _cache_key(
     learning = setup.learning if setup else None
     learned_from = []
     if learning and not learning.from_own_text:
-        learned_from = [t.fingerprint for t in learning.tasks(list(models.values()), measurement.seed)]
+        learned_from = [t.fingerprint for t in learning.tasks(list(models.values()), seed)]
     return {
         "version": version("isobasin"),
         "models": hashes,
         "task": task.fingerprint,
-        "seed": measurement.seed,
-        "device": measurement.device.name,
-        "reading": asdict(measurement.reading),
+        "reading": asdict(reading),
+        "seed": seed,
+        "device": str(device),
         "alignment": asdict(setup) if setup else None,
         "learned_from": learned_from,
     }
@@ -267,15 +280,11 @@ def path_lines(facts: dict[str, Any]) -> list[str]:
                 f"{pair}  {path}: barrier {_number(found['barrier'])} with outputs mixed instead of weights in"
             )
             lines += [
-                f"    {part['name']:28s} {_number(part['barrier'])}  share {_percent(part['share'])}"
+                f"    {part['name']:28s} {_number(part['barrier'])}  share {number(part['share'], '.0%', '?').replace('%', ' %')}"
                 for part in found["components"]
             ]
     return [*lines, f"{facts['output']}: written"]
 
 
 def _number(value: float | None) -> str:
-    return "     nan" if value is None else f"{value:8.4f}"
-
-
-def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{100 * value:.0f} %"
+    return number(value, "8.4f", "     nan")

@@ -1,6 +1,5 @@
 """The commands `study run` and `study report`."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from isobasin.cli.options import Json, PrintOptions, with_options
-from isobasin.cli.output import emit
+from isobasin.cli.output import emit, number
 
 study = typer.Typer(no_args_is_help=True, help="The paper's experiments: a grid of models, trained, aligned, measured.")
 
@@ -34,6 +33,8 @@ def run_command(
     show: PrintOptions,
 ) -> None:
     """Run a grid and write its page; an interrupted run continues. Exit 1 if a cell failed."""
+    import shlex
+
     from isobasin.study.page import write_study_report
     from isobasin.study.run import Setting, run_study
 
@@ -84,7 +85,14 @@ def _row(cell: dict[str, Any]) -> tuple[str, ...]:
     barrier, share = (cell[name].get(label) for name in ("barrier", "share"))
     connected = "connected" if cell["connected"].get(label) else "not connected"
     verdict = connected if cell["status"] == "done" else ": ".join(filter(None, [cell["status"], cell["why"]]))
-    return (cell["cell"], _quality(cell), _short(cell["naive"]), _short(barrier), _percent(share), verdict)
+    return (
+        cell["cell"],
+        _quality(cell),
+        number(cell["naive"], ".4f"),
+        number(barrier, ".4f"),
+        number(share, ".1%"),
+        verdict,
+    )
 
 
 def _quality(cell: dict[str, Any]) -> str:
@@ -93,11 +101,3 @@ def _quality(cell: dict[str, Any]) -> str:
             mean = cell[name]["mean"]
             return f"{mean:.1%}" if name == "accuracy" else f"{mean:.3f} bits"
     return "–"
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
