@@ -279,10 +279,9 @@ def path_lines(facts: dict[str, Any]) -> list[str]:
             lines.append(
                 f"{pair}  {path}: barrier {_number(found['barrier'])} with outputs mixed instead of weights in"
             )
-            lines += [
-                f"    {part['name']:28s} {_number(part['barrier'])}  share {number(part['share'], '.0%', '?').replace('%', ' %')}"
-                for part in found["components"]
-            ]
+            for part in found["components"]:
+                share = number(part["share"], ".0%", "?").replace("%", " %")
+                lines.append(f"    {part['name']:28s} {_number(part['barrier'])}  share {share}")
     return [*lines, f"{facts['output']}: written"]
 
 
