@@ -23,6 +23,7 @@ from isobasin.symmetries import SCOPES
 from isobasin.transform import Transform
 from isobasin.transform_file import save_transform
 from isobasin.weights import load
+from refusals import check_refused
 
 pytestmark = pytest.mark.hf
 
@@ -299,6 +300,44 @@ def test_scope(scope: str, tmp_path: Path, answer: Answer) -> None:
     inputs = tiny.case("llama-gqa").inputs(0)
     before, after = (tiny.logits(tiny.load(place), inputs) for place in (folder, tmp_path / "out"))
     assert float((after - before).abs().max() / before.abs().max()) <= 3e-5
+
+
+# -- spellings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [
+        *((command, *names) for command in ("align", "path", "merge") for names in (("rate", "lr"), ("start", "init"))),
+        ("distance", "draws", "null-samples"),
+    ],
+)
+def test_old_spellings_of_options_are_accepted_and_hidden(
+    command: str, old: str, new: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both spellings reach the same option, which refuses nothing but the other faults of the line; help shows one."""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"--{new} " in text
+    assert f"--{old} " not in text
+    for words in ([f"--{old}", "0"], [f"--{old}=0"], [f"--{new}", "0"]):
+        assert run([command, *words]) == 2
+        assert "Missing" in capsys.readouterr().err
+    assert run(["info", "nowhere", f"--{old}", "0"]) == 2
+    assert f"No such option: --{old}" in capsys.readouterr().err
+
+
+def test_an_old_spelling_has_the_same_effect(
+    tmp_path: Path, answer: Answer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = own(tmp_path / "a")
+    found = [answer("distance", a, a, flag, 2)["null"] for flag in ("--draws", "--null-samples")]
+    assert found[0] == found[1]
+    assert found[0]["draws"] == 2
+    words = ["align", a, "--to", a, "-o", tmp_path / "out", "--matcher", "learned", "--data", "self"]
+    for flag in ("--start", "--init"):
+        check_refused([*map(str, words), flag, "activations"], "--init activations needs data", capsys)
 
 
 # -- the program -----------------------------------------------------------------------------------------------------

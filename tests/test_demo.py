@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from isobasin.demo import MODEL, OUTPUTS, Setting, run_demo
+from isobasin.demo import MODEL, OUTPUTS, DemoConfig, run_demo
 from isobasin.errors import IsobasinError
 from isobasin.model import Transformer
 from isobasin.study import Recipe, scope_parameters
 
-TINY = Setting(
+TINY = DemoConfig(
     pretraining=Recipe(steps=6, batch_size=16),
     finetuning=Recipe(steps=3, batch_size=16),
     n_points=5,
@@ -24,7 +24,7 @@ TINY = Setting(
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object], list[tuple[str, int, int]]]:
     out = tmp_path_factory.mktemp("demo") / "out"
     told: list[tuple[str, int, int]] = []
-    facts = run_demo(out, setting=TINY, watch=lambda *said: told.append(said))
+    facts = run_demo(out, config=TINY, on_progress=lambda *said: told.append(said))
     return out, facts, told
 
 
@@ -72,7 +72,7 @@ def test_a_folder_in_use_is_refused_before_anything_is_trained(made: tuple[Path,
     out, _, _ = made
     told: list[str] = []
     with pytest.raises(IsobasinError, match=r"holds pretrained, A, B.*already; use --force"):
-        run_demo(out, setting=TINY, watch=lambda *said: told.append(said[0]))
+        run_demo(out, config=TINY, on_progress=lambda *said: told.append(said[0]))
     assert told == []
 
 
@@ -80,16 +80,16 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(
     made: tuple[Path, dict, list], tmp_path: Path
 ) -> None:
     _, facts, _ = made
-    again = run_demo(tmp_path / "again", setting=TINY)
+    again = run_demo(tmp_path / "again", config=TINY)
     assert again["barrier"] == facts["barrier"]
     assert again["accuracy"] == facts["accuracy"]
-    other = run_demo(tmp_path / "other", seed=5, setting=TINY)
+    other = run_demo(tmp_path / "other", seed=5, config=TINY)
     assert other["barrier"] != facts["barrier"]
 
 
 def test_an_interruption_stops_both_models_and_gives_the_threads_back(tmp_path: Path) -> None:
     before, told, raised = torch.get_num_threads(), [], []
-    long = Setting(pretraining=Recipe(steps=1, batch_size=8), finetuning=Recipe(steps=10_000, batch_size=8))
+    long = DemoConfig(pretraining=Recipe(steps=1, batch_size=8), finetuning=Recipe(steps=10_000, batch_size=8))
 
     def interrupt(stage: str, done: int, of: int) -> None:
         told.append(stage)
@@ -98,7 +98,7 @@ def test_an_interruption_stops_both_models_and_gives_the_threads_back(tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        run_demo(tmp_path / "out", setting=long, watch=interrupt)
+        run_demo(tmp_path / "out", config=long, on_progress=interrupt)
     after = told[raised[0] :]
     assert len(raised) == 1
     assert "fine-tuning A" not in after

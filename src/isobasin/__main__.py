@@ -1,4 +1,4 @@
-"""`python -m isobasin`: the program where its script is not on the path."""
+"""`python -m isobasin` runs the program without its script."""
 
 from isobasin.cli import main
 

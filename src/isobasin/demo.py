@@ -1,7 +1,7 @@
-"""The whole chain on data that ship with the package: train, re-initialise, fine-tune, align, measure, merge, report.
+"""An example on data that ship with the package: train, re-initialise, fine-tune, align, measure, merge, report.
 
-A small RoPE model learns digits. Its attention is drawn anew from two seeds and both are fine-tuned: two models that
-do the same and, on the straight line between them, fail. One of them is then moved within its own symmetries.
+A small RoPE model is trained on digits. Its attention is re-initialised from two seeds and both models are fine-tuned:
+both are accurate, and their average is not. One of them is then aligned to the other within its symmetries.
 """
 
 import json
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
@@ -36,8 +35,7 @@ from isobasin.study import Recipe, reinitialise, shifted, train
 from isobasin.tasks import open_task, read_images, scaled
 from isobasin.weights import Weights, load
 
-Watch = Callable[[str, int, int], None]
-"""Told of progress: the stage, how much of it is done, of how much."""
+OnProgress = Callable[[str, int, int], None]  # (stage, done, of)
 
 OUTPUTS = ("pretrained", "A", "B", "B_aligned", "merged", "path.json", "path.png", "report.html")
 
@@ -61,8 +59,8 @@ FINETUNING = Recipe(steps=1200, batch_size=64, peak_lr=3e-3, weight_decay=0.3)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the demo trains and how; the default takes about a minute on two cores."""
+class DemoConfig:
+    """The model and its training; the default takes about a minute on two cores."""
 
     model: ModelConfig = MODEL
     pretraining: Recipe = PRETRAINING
@@ -73,24 +71,28 @@ class Setting:
 
 
 def run_demo(
-    out: str | Path, *, seed: int = 0, setting: Setting | None = None, force: bool = False, watch: Watch | None = None
+    out: str | Path,
+    *,
+    seed: int = 0,
+    config: DemoConfig | None = None,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Run the chain and leave in `out`: four models and their merge, path.json, path.png and report.html.
+    """Write to `out`: four models and their merge, path.json, path.png and report.html.
 
-    Gives back the barriers, the accuracies of both ends and of the merged model, one sentence, the rows of the table,
-    and where everything lies. Training draws from `seed`; the two models are fine-tuned side by side, with the seeds
-    that follow it.
+    Returns the barriers, the accuracies of both models and of their averages, one sentence, the rows of the table, and
+    the paths of the files. `seed` is that of pretraining; the two models are fine-tuned with the two seeds after it.
     """
-    setting, out = setting or Setting(), Path(out)
-    told = _in_turn(watch or (lambda stage, done, of: None))
+    config, out = config or DemoConfig(), Path(out)
+    on_progress = _locked(on_progress or (lambda stage, done, of: None))
     _check_free(out, force=force)
     began = time.perf_counter()
-    a, b = _trained_pair(setting, out, seed, told)
-    result, found = _measured(setting, a, b, told)
+    a, b = _trained_pair(config, out, seed, on_progress)
+    result, found = _measured(config, a, b, on_progress)
     moved = found.transform.apply(b)
     moved.save(out / "B_aligned", force=force)
     merge([a, load(out / "B_aligned")], names=["A", "B_aligned"]).save(out / "merged", force=force)
-    told("merging", 1, 1)
+    on_progress("merging", 1, 1)
     result["provenance"] = provenance(
         command=shlex.join(["isobasin", "demo", "-o", str(out), "--seed", str(seed)]),
         seed=seed,
@@ -100,12 +102,12 @@ def run_demo(
     write_text(out / "path.json", json.dumps(result, allow_nan=False, indent=1) + "\n")
     plot_path(out / "path.json", out / "path.png", metric="loss")
     write_report([out / "path.json"], out / "report.html", force=force)
-    told("report", 1, 1)
-    return _facts(result, setting, out) | {"seconds": round(time.perf_counter() - began, 1)}
+    on_progress("report", 1, 1)
+    return _facts(result, config, out) | {"seconds": round(time.perf_counter() - began, 1)}
 
 
 def _check_free(out: Path, *, force: bool) -> None:
-    """Refuse a place where something of ours lies already, before a minute is spent."""
+    """Refuse a folder that contains an output already, before anything is trained."""
     there = [name for name in OUTPUTS if (out / name).exists()]
     if there and not force:
         raise IsobasinError(f"{out} holds {', '.join(there)} already; use --force to replace them, or another folder")
@@ -115,49 +117,44 @@ def _check_free(out: Path, *, force: bool) -> None:
         raise IsobasinError(f"{out} can not be made ({error.strerror}): choose another folder") from error
 
 
-def _digits() -> tuple[Tensor, Tensor]:
-    images = read_images(shipped("mnist"), "train")
-    return scaled(np.array(images.pixels)), torch.tensor(images.labels)
-
-
-def _trained_pair(setting: Setting, out: Path, seed: int, told: Watch) -> tuple[Weights, Weights]:
-    """The protocol of the paper: one pretrained model, its attention drawn from two seeds, both fine-tuned."""
-    images, classes = _digits()
+def _trained_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgress) -> tuple[Weights, Weights]:
+    """The protocol of the paper: one pretrained model, its attention re-initialised from two seeds, both fine-tuned."""
+    digits = read_images(shipped("mnist"), "train")
+    images, classes = scaled(np.array(digits.pixels)), torch.tensor(digits.labels)
     stop = threading.Event()
 
-    def learn(model: Transformer, recipe: Recipe, seed: int, stage: str) -> Transformer:
+    def trained(model: Transformer, recipe: Recipe, seed: int, stage: str) -> Transformer:
         def watch(done: int, of: int) -> None:
             if stop.is_set():
                 raise _Stopped
-            told(stage, done, of)
+            on_progress(stage, done, of)
 
         return train(model, images, classes, recipe, seed=seed, augment=shifted(by=1), watch=watch).model
 
-    def tune(number: int, name: str) -> None:
-        fresh = reinitialise(pretrained, setting.scope, seed=seed + number)
-        learn(fresh, setting.finetuning, seed + number, f"fine-tuning {name}").save(out / name)
+    def fine_tune(number: int, name: str) -> None:
+        fresh = reinitialise(pretrained, config.scope, seed=seed + number)
+        trained(fresh, config.finetuning, seed + number, f"fine-tuning {name}").save(out / name)
 
     with _one_thread():
-        pretrained = learn(Transformer(setting.model, seed=seed), setting.pretraining, seed, "pretraining")
+        pretrained = trained(Transformer(config.model, seed=seed), config.pretraining, seed, "pretraining")
         pretrained.save(out / "pretrained")
         with ThreadPoolExecutor(2) as pool:
             try:
-                for done in [pool.submit(tune, number, name) for number, name in enumerate("AB", 1)]:
+                for done in [pool.submit(fine_tune, number, name) for number, name in enumerate("AB", 1)]:
                     done.result()
             except BaseException:
-                stop.set()  # whoever interrupts does not wait for the other one
+                stop.set()  # an interrupt must not wait until the other model is trained
                 raise
     return load(out / "A"), load(out / "B")
 
 
 class _Stopped(Exception):
-    """The other model's training has failed, or was interrupted."""
+    """The training of the other model has failed or was interrupted."""
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from a second core: it is better used by the second model. And the numbers
-    then do not depend on how many cores there are."""
+    """One thread per model: the matrices are too small for two, and the numbers do not depend on the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -166,29 +163,30 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _in_turn(watch: Watch) -> Watch:
-    """Two models learn at a time; whoever watches is told by one of them at a time."""
+def _locked(on_progress: OnProgress) -> OnProgress:
+    """Two models are trained at a time, each in its thread; only one of them reports at a time."""
     lock = threading.Lock()
 
-    def told(stage: str, done: int, of: int) -> None:
+    def report(stage: str, done: int, of: int) -> None:
         with lock:
-            watch(stage, done, of)
+            on_progress(stage, done, of)
 
-    return told
+    return report
 
 
-def _measured(setting: Setting, a: Weights, b: Weights, told: Watch) -> tuple[dict[str, Any], Alignment]:
-    """path.json but for its provenance: both paths on the test images, and the alignment between them."""
-    matcher = WeightMatching(scope=setting.scope)
+def _measured(config: DemoConfig, a: Weights, b: Weights, on_progress: OnProgress) -> tuple[dict[str, Any], Alignment]:
+    """The content of path.json without its provenance, and the alignment."""
+    matcher = WeightMatching(scope=config.scope)
 
     def aligner(moving: Weights, reference: Weights) -> Alignment:
-        return align(moving, to=reference, matcher=matcher, watch=partial(told, "aligning"))
+        return align(moving, to=reference, matcher=matcher, watch=partial(on_progress, "aligning"))
+
+    def watch(title: str) -> Callable[[int, int], None]:
+        return partial(on_progress, title.removeprefix("A-B "))
 
     models = {"A": a, "B": b}
-    task = open_task(shipped("mnist"), [a, b], kind="image", max_samples=setting.max_samples, batch_size=250)
-    pairs = compare(
-        models, task, aligner=aligner, n_points=setting.n_points, watch=lambda title: partial(told, title[4:])
-    )
+    task = open_task(shipped("mnist"), [a, b], kind="image", max_samples=config.max_samples, batch_size=250)
+    pairs = compare(models, task, aligner=aligner, n_points=config.n_points, watch=watch)
     result = result_of(pairs, task)
     result["models"] = {label: model_facts(model, model_hash(model)) for label, model in models.items()}
     found = pairs["A-B"].alignment
@@ -198,13 +196,13 @@ def _measured(setting: Setting, a: Weights, b: Weights, told: Watch) -> tuple[di
     return result, found
 
 
-def _facts(result: dict[str, Any], setting: Setting, out: Path) -> dict[str, Any]:
-    """What the command prints: barriers, accuracies, the sentence, the table."""
+def _facts(result: dict[str, Any], config: DemoConfig, out: Path) -> dict[str, Any]:
+    """What the command prints."""
     pair = read_result(result).pairs[0]
     accuracy = {path: curve["accuracy"] for path, curve in result["curves"]["A-B"].items()}
     middle = len(result["lambdas"]) // 2
     return {
-        "scope": setting.scope,
+        "scope": config.scope,
         "matcher": "weights",
         "barrier": result["barrier"]["A-B"],
         "accuracy": {

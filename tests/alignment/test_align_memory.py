@@ -41,9 +41,10 @@ SETTINGS = {
 # Imports first: the libraries' own memory is not what is limited. Says the limit, then does one thing.
 PRELUDE = """
 import resource, sys
-import isobasin.cli.aligning
+import isobasin
 from isobasin.cli import run
 from isobasin.weights import load
+isobasin.align, isobasin.check, isobasin.open_task, isobasin.evaluate_path  # each loads its modules
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) * 1024
 limit = used + int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

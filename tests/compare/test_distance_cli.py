@@ -35,7 +35,7 @@ def test_distance_answers_in_words_and_in_json(models: Path, capsys: pytest.Capt
     assert run(["distance", a, other, "--draws", "1", "--layers"]) == 0
     words = capsys.readouterr().out
     assert words.startswith("score       0.")
-    assert "layers of B and the layer of A each is most like" in words
+    assert "layers of B, and the most similar layer of A" in words
 
 
 def test_distance_draws_layers_beside_layers(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,6 +105,6 @@ def test_a_figure_needs_the_matrix(tmp_path: Path) -> None:
 
 
 def test_help_imports_no_torch() -> None:
-    source = "import sys, isobasin.cli.likening_commands; print('torch' in sys.modules, 'typer' in sys.modules)"
+    source = "import sys, isobasin.cli.distance; print('torch' in sys.modules, 'typer' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "True"]

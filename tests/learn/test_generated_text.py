@@ -120,4 +120,4 @@ def test_the_command_line_learns_without_data(tmp_path: Path, capsys: pytest.Cap
     assert not subjects.same_bits(one, b)
     assert subjects.same_bits(ib.load(tmp_path / "a"), a)
     assert run([*words, str(tmp_path / "x"), "--start", "activations"]) == 2
-    assert "--start activations needs data, and --data is self" in capsys.readouterr().err
+    assert "--init activations needs data, and --data is self" in capsys.readouterr().err

@@ -1,8 +1,11 @@
 """What the command line makes of `--matcher learned`: flags, data, the record beside the output, the facts."""
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import learn_subjects as subjects
 import path_subjects
@@ -10,7 +13,8 @@ import pytest
 import torch
 
 import isobasin as ib
-from isobasin.cli.learning import Learning, learned, learning_bar, learning_facts, learning_lines
+from isobasin.cli.align import AlignSetup, learning_facts, learning_lines, learning_progress
+from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup, MatchOptions
 from isobasin.errors import IsobasinError
 from isobasin.learn.matching import LearnedMatching
 from isobasin.weights import Weights
@@ -24,32 +28,33 @@ def subject(tmp_path: Path) -> path_subjects.Subject:
     return path_subjects.subject("llama-gqa", "text", tmp_path)
 
 
-def attempt(subject: path_subjects.Subject, output: Path, b: Weights | None = None, *, quiet: bool = True, **flags):  # type: ignore[no-untyped-def]
+@contextmanager
+def attempt(
+    subject: path_subjects.Subject,
+    output: Path,
+    b: Weights | None = None,
+    *,
+    quiet: bool = True,
+    data: str | None = "subject",
+    **flags: Any,
+) -> Iterator[Any]:
     """The context in which the result of these flags is written."""
-    a = ib.load(subject.a)
-    common = {"data": subject.data, "steps": 6, "check_every": 2, "seq_len": 6, "rate": 1e-2}
-    return learned(
-        b or ib.load(subject.b),
-        a,
-        Learning(**(common | flags)),  # type: ignore[arg-type]
-        ib.WeightMatching(scope="all-attention"),
-        output,
-        dtype="auto",
-        device=CPU,
-        verify=True,
-        seed=0,
-        quiet=quiet,
-    )
+    source = subject.data if data == "subject" else None
+    learning = LearnSetup(LearnOptions(**({"steps": 6, "lr": 1e-2} | flags)), DataOptions(seq_len=6), source)
+    setup = AlignSetup(MatchOptions(scope="all-attention", matcher="learned"), None, 0, learning)
+    setup.check()
+    a, b = ib.load(subject.a), b or ib.load(subject.b)
+    with ExitStack() as until_written:
+        yield setup.align(b, a, output, until_written, dtype="auto", device=CPU, verify=True, quiet=quiet)
 
 
 def test_facts_are_strict_and_the_record_goes_when_the_result_is_written(
     subject: path_subjects.Subject, tmp_path: Path
 ) -> None:
     record = tmp_path / ".out.isobasin-learning"
-    with attempt(subject, tmp_path / "out") as lesson:
-        assert lesson.writes
+    with attempt(subject, tmp_path / "out") as alignment:
         assert record.exists()
-        facts = learning_facts(lesson.alignment)
+        facts = learning_facts(alignment)
     assert not record.exists()
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
     assert set(facts["held_out_barrier"]) == {"naive", "start", "learned"}
@@ -70,11 +75,11 @@ def test_a_result_that_was_not_written_leaves_the_record(
         raise OSError("disk is full")
     assert record.exists()
     steps = torch.load(record)["values"].get("learning", {}).get("step")
-    with attempt(subject, tmp_path / "out", b, quiet=False) as again:
-        first = again.alignment
+    with attempt(subject, tmp_path / "out", b, quiet=False) as first:
+        pass
     assert ("going on from step" in capsys.readouterr().err) == (steps is not None)
-    with attempt(subject, tmp_path / "fresh", b) as fresh:
-        second = fresh.alignment
+    with attempt(subject, tmp_path / "fresh", b) as second:
+        pass
     assert first.held_out_history == second.held_out_history
     assert subjects.same_bits(first.transform.apply(b), second.transform.apply(b))
 
@@ -94,8 +99,9 @@ def test_held_out_data_of_their_own(subject: path_subjects.Subject, tmp_path: Pa
     other = tmp_path / "other.txt"
     other.write_text(" ".join(reversed(subject.data.read_text().split())))
     models = [ib.load(subject.a), ib.load(subject.b)]
-    task, held_out = Learning(subject.data, other, seq_len=6).tasks(models, 0)
-    whole, part = Learning(subject.data, seq_len=6).tasks(models, 0)
+    reading = DataOptions(seq_len=6)
+    task, held_out = LearnSetup(LearnOptions(held_out=other), reading, subject.data).tasks(models, 0)
+    whole, part = LearnSetup(LearnOptions(), reading, subject.data).tasks(models, 0)
     assert held_out.source == str(other)
     assert task.n_samples == whole.n_samples + part.n_samples > whole.n_samples
 
@@ -104,13 +110,13 @@ def test_held_out_data_of_their_own(subject: path_subjects.Subject, tmp_path: Pa
     ("flags", "message"),
     [
         ({"data": None}, "--matcher learned needs --data"),
-        ({"start": "nowhere"}, "--start 'nowhere' is not available, expected one of weights, activations"),
+        ({"init": "nowhere"}, "--init 'nowhere' is not available, expected one of weights, activations"),
         ({"permutations": "some"}, "--permutations 'some' is not available"),
         ({"steps": -1}, "steps is -1, expected 0 or more"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(
-    subject: path_subjects.Subject, tmp_path: Path, flags: dict[str, object], message: str
+    subject: path_subjects.Subject, tmp_path: Path, flags: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(IsobasinError, match=message), attempt(subject, tmp_path / "out", **flags):
         pass
@@ -125,12 +131,12 @@ def test_what_is_learned_from_can_not_decide(subject: path_subjects.Subject, tmp
 
 
 def test_the_bar_says_the_barrier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with learning_bar(3, quiet=True) as watch:
+    with learning_progress(3, quiet=True) as watch:
         watch(1, 3, 0.25)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with learning_bar(3, quiet=False) as watch:
+    with learning_progress(3, quiet=False) as watch:
         watch(1, 3, 0.25)
     assert "held-out barrier 0.25" in capsys.readouterr().err

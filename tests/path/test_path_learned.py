@@ -10,8 +10,8 @@ from test_path_cli import read, words, write_model
 
 import isobasin as ib
 from isobasin.cli import run
-from isobasin.cli.learning import Learning
-from isobasin.cli.pathing import Measuring, _check_apart
+from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup
+from isobasin.cli.path import check_disjoint
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.learning.own_text import written
@@ -117,7 +117,7 @@ def test_learning_from_the_models_own_text(place: Path, capsys: pytest.CaptureFi
         (["--learn-data", "{}/other.npy", "--held-out", "{}/ids.npy"], "--held-out {}/ids.npy is --data itself"),
         (["--learn-data", "{}/other.npy", "--held-out", "{}/other.npy"], "is --learn-data itself"),
         (["--learn-data", "{}/nothing.npy"], "nothing.npy: no such file"),
-        (["--learn-data", "{}/other.npy", "--start", "here"], "--start 'here' is not available"),
+        (["--learn-data", "{}/other.npy", "--start", "here"], "--init 'here' is not available"),
     ],
 )
 def test_what_is_measured_is_not_learned_from(
@@ -144,7 +144,8 @@ def test_data_with_a_train_split_are_their_own_lessons() -> None:
     config = ib.ModelConfig.preset("vit", **sizes)
     models = [ib.load(ib.Transformer(config, seed=k).state_dict(), config.to_dict()) for k in range(2)]
     digits = shipped("mnist")
-    measuring = Measuring(digits, "auto", None, 5, 20, None, None, False, 0, "cpu", 0)
-    _check_apart(measuring, Learning(digits, flag="--learn-data"), models)
+    reading = DataOptions(max_samples=20)
+    check_disjoint(digits, reading, LearnSetup(LearnOptions(), reading, digits, "--learn-data"), models, seed=0)
+    elsewhere = LearnSetup(LearnOptions(held_out=digits), reading, Path("elsewhere"))
     with pytest.raises(IsobasinError, match="what decides can not be measured on too"):
-        _check_apart(measuring, Learning(Path("elsewhere"), digits), models)
+        check_disjoint(digits, reading, elsewhere, models, seed=0)

@@ -1,0 +1,357 @@
+"""The command `align`, and the alignment that `path` and `merge` share with it."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isobasin.cli.options import (
+    DataOptions,
+    DeviceOptions,
+    LearnOptions,
+    LearnSetup,
+    MatchData,
+    MatchOptions,
+    PrintOptions,
+    SaveOptions,
+    Seed,
+    check_choice,
+    with_options,
+)
+from isobasin.cli.output import Cost, check_transform_path, emit, note, progress, saved_transform, write_model
+from isobasin.errors import IsobasinError, VerificationError
+
+if TYPE_CHECKING:
+    from isobasin.learning.align_learned import LearnedAlignment, LearnedMatching
+    from isobasin.learning.learn import Watch
+    from isobasin.match.alignment import Alignment
+    from isobasin.match.matchers import Matcher
+    from isobasin.tasks import Task
+    from isobasin.weights import Weights
+
+MATCHERS = ("weights", "activations", "learned", "reference")
+VERIFY = ("layer", "model", "none")
+
+
+@with_options
+def align_command(
+    *,
+    b: Annotated[str, typer.Argument(metavar="B", help="The model that moves.")],
+    to: Annotated[str, typer.Option("--to", metavar="A", help="The reference; it is only read.")],
+    save: SaveOptions,
+    match: MatchOptions,
+    data: MatchData = None,
+    verify: Annotated[str, typer.Option(help="layer, model (runs the whole model) or none.")] = "layer",
+    save_transform: Annotated[Path | None, typer.Option(help="Also save the transform that was found.")] = None,
+    untie: Annotated[
+        bool, typer.Option("--untie", help="Store a tied head as a tensor of its own: a larger group.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes that share the layers.")] = 1,
+    learn: LearnOptions,
+    reading: DataOptions,
+    seed: Seed = 0,
+    device: DeviceOptions,
+    show: PrintOptions,
+) -> None:
+    """Move B next to A without changing what it computes, in A's own gauge."""
+    learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None
+    setup = AlignSetup(match, data, seed, learning, workers)
+    setup.check()
+    check_choice("--verify", verify, VERIFY)
+    with Cost() as cost, ExitStack() as until_written:
+        place = device.find()
+        reference, moving = _load_pair(to, b, untie)
+        folders = [model.path for model in (reference, moving) if model.path]
+        check_output_folder(save, folders)
+        moving.output_dtypes(save.dtype)
+        check_transform_path(save_transform, save, folders)
+        with progress(*setup.progress_total(moving), quiet=show.silent or learning is not None) as step:
+            found = setup.align(
+                moving,
+                reference,
+                save.output,
+                until_written,
+                dtype=save.dtype,
+                device=place,
+                verify=verify != "none",
+                quiet=show.silent,
+                watch=lambda done, of: step(done),
+            )
+        change = found.max_output_change
+        if learning is None or _is_first_process():
+            change = _model_change(found, moving, seed) if verify == "model" else change
+            with saved_transform(found.transform, save_transform):
+                moved = found.transform.apply(moving, device=place)
+                write_model(moved, save, quiet=show.silent, inputs=folders)
+    facts = {
+        "output": str(save.output),
+        **found.facts,
+        "head_permutation": [list(p) for p in found.head_permutation],
+        "kv_head_permutation": [list(p) for p in found.kv_head_permutation],
+        "max_output_change": change,
+        **cost.to_dict(),
+        **learning_facts(found),
+        **({"transform": str(save_transform)} if save_transform else {}),
+    }
+    emit(facts, align_lines(facts), show.json)
+
+
+@dataclass(frozen=True)
+class AlignSetup:
+    """How two models are aligned, as given on the command line. `data` are for matching by activations."""
+
+    match: MatchOptions
+    data: Path | None
+    seed: int
+    learning: LearnSetup | None = None
+    workers: int = 1
+
+    @property
+    def scope(self) -> str:
+        """The whole model by default; the reference implementation aligns attention only."""
+        return self.match.scope or ("all-attention" if self.match.matcher == "reference" else "model")
+
+    def check(self) -> None:
+        from isobasin.match.align_whole import WHOLE
+        from isobasin.match.heads import HEAD_DISTANCES, STAGES
+        from isobasin.symmetries import SCOPES
+
+        match = self.match
+        check_choice("--scope", self.scope, SCOPES)
+        check_choice("--matcher", match.matcher, MATCHERS)
+        check_choice("--stage2", match.stage2, STAGES)
+        check_choice("--head-distance", match.head_distance or "complete", HEAD_DISTANCES)
+        if self.scope in WHOLE and match.matcher == "reference":
+            raise IsobasinError("--matcher reference aligns attention only: use --scope all-attention")
+        if self.workers < 1:
+            raise IsobasinError(f"--workers {self.workers}: expected 1 or more")
+        if self.workers > 1 and self.scope in WHOLE:
+            raise IsobasinError(
+                f"--workers {self.workers} with scope {self.scope}: sweeps go block after block and can not be "
+                "shared; use --scope all-attention, or one worker"
+            )
+        if match.matcher == "activations" and self.data is None:
+            raise IsobasinError("--matcher activations needs --data: text, or a .npy file of token ids or pixels")
+        if self.learning:
+            self.learning.check()
+
+    def matcher(self, a: "Weights", b: "Weights") -> "Matcher":
+        """The matcher; with `--matcher learned`, the one that gives the initial alignment."""
+        from isobasin.match.align_whole import WHOLE
+        from isobasin.match.matchers import ActivationMatching, WeightMatching
+        from isobasin.match.reference import ReferenceMatching
+        from isobasin.moments import agreements, reading_roots
+        from isobasin.tasks import unlabeled
+
+        name = self.learning.options.init if self.learning else self.match.matcher
+        options: dict[str, Any] = {"scope": self.scope, "stage2": self.match.stage2}
+        if self.match.head_distance:
+            options["head_distance"] = self.match.head_distance
+        if name == "reference":
+            return ReferenceMatching(**options)
+        if name == "activations":
+            assert self.data is not None
+            if self.scope in WHOLE:
+                return ActivationMatching(agreements=agreements(a, b, unlabeled(self.data, a)), **options)
+            return ActivationMatching(roots=reading_roots(a, b, self.data, seed=self.seed), **options)
+        return WeightMatching(**options)
+
+    def align(
+        self,
+        b: "Weights",
+        a: "Weights",
+        output: Path,
+        until_written: ExitStack,
+        *,
+        quiet: bool,
+        watch: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> "Alignment":
+        """Align B to A; `options` are dtype, device and verify of the library function.
+
+        The state of learning is a file beside `output`, which stays until `until_written` is closed.
+        """
+        from isobasin.match.align import align
+
+        if self.learning:
+            return self._learn(b, a, self.learning, output, until_written, quiet, options)
+        return align(b, to=a, matcher=self.matcher(a, b), workers=self.workers, watch=watch, **options)
+
+    def _learn(
+        self,
+        b: "Weights",
+        a: "Weights",
+        learning: LearnSetup,
+        output: Path,
+        until_written: ExitStack,
+        quiet: bool,
+        options: dict[str, Any],
+    ) -> "LearnedAlignment":
+        from isobasin.learning.align_learned import align_learned
+        from isobasin.learning.learn import SECTION
+        from isobasin.learning.record import FileRecord
+        from isobasin.learning.team import team_of
+
+        matching = learning.matching(self.matcher(a, b), self.seed)
+        if learning.from_own_text and not quiet:
+            note("no data: learning from text that the two models write themselves")
+        task, held_out = learning.tasks([a, b], self.seed, options["device"])
+        team = team_of(options["device"])
+        key = _cache_key(a, b, learning, matching, task, held_out) | {"processes": team.size}
+        record = FileRecord(output, key, writes=team.rank == 0)
+        # After an error the state of learning stays, and the same command continues from it.
+        until_written.push(lambda error, *_: None if error else record.close())
+        kept = record.find(SECTION)
+        if kept and not quiet:
+            note(f"going on from step {kept['step']}")
+        with learning_progress(matching.lessons.steps, quiet=quiet or team.rank > 0) as watch:
+            return align_learned(
+                b,
+                to=a,
+                matcher=matching,
+                task=task,
+                held_out=held_out,
+                watch=watch,
+                record=record,
+                team=team,
+                **options,
+            )
+
+    def progress_total(self, model: "Weights") -> tuple[str, int]:
+        """Title and length of the progress bar: sweeps over the whole model, or layers of attention."""
+        from isobasin.match.align_whole import WHOLE
+        from isobasin.match.whole import SWEEPS
+
+        if self.scope in WHOLE:
+            return "sweeps (at most)", SWEEPS
+        return "aligning layers", 1 if self.scope == "first-attention" else model.arch.sizes.n_layers
+
+
+def _cache_key(
+    a: "Weights", b: "Weights", learning: LearnSetup, matching: "LearnedMatching", task: "Task", held_out: "Task"
+) -> dict[str, Any]:
+    """Everything the result of learning depends on."""
+    from importlib.metadata import version
+
+    from isobasin.path.fingerprint import model_hash
+
+    return {
+        "version": version("isobasin"),
+        "models": [model_hash(a), model_hash(b)],
+        "data": [task.fingerprint, held_out.fingerprint],
+        "matcher": matching.question(),
+        "options": asdict(learning.options) | asdict(learning.reading) | {"held_out": None},
+    }
+
+
+@contextmanager
+def learning_progress(steps: int, *, quiet: bool) -> "Iterator[Watch]":
+    """A progress bar with the last held-out barrier in its title."""
+    with progress("learning", steps, quiet=quiet) as step:
+        yield lambda done, of, barrier: step(done, f"learning, held-out barrier {barrier:.4g}")
+
+
+def check_one_process(command: str) -> None:
+    """Refuse several processes: they can learn together, but what follows is for one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise IsobasinError(
+            f"--matcher learned: `isobasin {command}` runs in one process; learn in several by `isobasin align`, then "
+            "go on with what it wrote"
+        )
+
+
+def _is_first_process() -> bool:
+    """Whether this process writes the result. torchrun and accelerate set both variables."""
+    return int(os.environ.get("WORLD_SIZE", "1")) <= 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+def check_output_folder(save: SaveOptions, inputs: Sequence[Path]) -> None:
+    """Refuse an output that exists or lies inside an input, and an unknown size, before anything is computed."""
+    from isobasin.checkpoint.sharding import parse_size
+    from isobasin.checkpoint.workspace import check_output
+
+    with suppress(OSError):  # a folder that can not be read is reported when it is written
+        check_output(save.output.resolve(), list(inputs), force=save.force)
+    parse_size(save.max_shard_size)
+
+
+def _load_pair(to: str, b: str, untie: bool) -> "tuple[Weights, Weights]":
+    from isobasin.match.comparable import check_comparable
+    from isobasin.match.untying import untied
+    from isobasin.weights import load
+
+    reference, moving = load(to), load(b)
+    if untie:  # both, since only models of one architecture can be compared
+        reference, moving = untied(reference), untied(moving)
+    check_comparable(reference, moving)
+    return reference, moving
+
+
+def _model_change(found: "Alignment", b: "Weights", seed: int) -> float:
+    """The largest change of the model's outputs, in the type of computation, before rounding to the output's type."""
+    from isobasin.checking import TOLERANCE_PER_LAYER
+    from isobasin.running import change, outputs, random_inputs
+
+    inputs = random_inputs(b, seed=seed)
+    largest = change(outputs(b, inputs), outputs(found.transform.apply(b), inputs))
+    if not largest <= TOLERANCE_PER_LAYER * b.arch.sizes.n_layers:
+        raise VerificationError(
+            f"the alignment found would change the model's outputs by {largest:.1e}; nothing written"
+        )
+    return largest
+
+
+def learning_facts(found: "Alignment | None") -> dict[str, Any]:
+    """What `--json` adds for a learned alignment; empty for any other."""
+    from isobasin.learning.align_learned import LearnedAlignment
+
+    if not isinstance(found, LearnedAlignment):
+        return {}
+    return {
+        "held_out_barrier": dict(found.held_out),
+        "kept": found.kept,
+        "steps": found.learning[-1][0] if found.learning else 0,
+        "held_out_history": [list(row) for row in found.learning],
+        "learned_from": found.learned_from,
+        "decided_by": found.decided_by,
+    }
+
+
+def learning_lines(facts: dict[str, Any]) -> list[str]:
+    if "held_out_barrier" not in facts:
+        return []
+    from isobasin.learning.own_text import SOURCE
+
+    barriers = ", ".join(f"{name} {height:.4g}" for name, height in facts["held_out_barrier"].items())
+    source, selected_by = facts["learned_from"], facts["decided_by"]
+    no_data = "; no data were used" if source == selected_by == SOURCE else ""
+    return [
+        f"learned from  {source}{no_data}" + ("" if source == selected_by else f", decided by {selected_by}"),
+        f"held-out barrier  {barriers}",
+        f"kept  {facts['kept']}, after {facts['steps']} steps",
+    ]
+
+
+def align_lines(facts: dict[str, Any]) -> list[str]:
+    moved = "not verified" if facts["max_output_change"] is None else f"{facts['max_output_change']:.1e}"
+    rows = [
+        f"  {_space(row):14s}  {row['distance_before']:.4g} → {row['distance_after']:.4g}"
+        + ("" if row["converged"] else "  (not converged)")
+        + (f"  rank-deficient kv heads {row['rank_deficient_kv_heads']}" if row["rank_deficient_kv_heads"] else "")
+        for row in facts["per_layer"]
+    ]
+    return [
+        *rows,
+        *learning_lines(facts),
+        f"distance  {facts['distance_before']:.4g} → {facts['distance_after']:.4g} of ‖A‖",
+        f"largest change of outputs  {moved}",
+        f"{facts['output']}: written in {facts['seconds']:.1f} s, {facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",
+    ]
+
+
+def _space(row: dict[str, Any]) -> str:
+    return str(row["space"]) if row["layer"] is None else f"layer {row['layer']:>3} {row['space']}"

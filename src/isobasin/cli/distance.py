@@ -1,0 +1,155 @@
+"""The commands `distance`, `canonical` and `fingerprint`, which compare models modulo symmetry."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isobasin.cli.options import DeviceOptions, Json, Model, PrintOptions, SaveOptions, Seed, with_options
+from isobasin.cli.output import Cost, emit, number, progress, write_model
+from isobasin.errors import IsobasinError
+
+if TYPE_CHECKING:
+    from isobasin.likeness.fingerprint import Fingerprint
+
+
+@with_options
+def distance_command(
+    *,
+    a: Annotated[str, typer.Argument(metavar="A", help="The reference.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="A model of the same shape, or of another depth.")],
+    plot: Annotated[Path | None, typer.Option(help="Also plot the layer-to-layer matrix: .png, .svg or .pdf.")] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="The layer-to-layer matrix, also for models of one depth.")
+    ] = False,
+    null_samples: Annotated[int, typer.Option(help="Unrelated models to sample for comparison.")] = 8,
+    seed: Seed = 0,
+    device: DeviceOptions,
+    show: PrintOptions,
+) -> None:
+    """Measure the distance of two models modulo symmetry, by part, and a score: 0 unrelated, 1 the same orbit."""
+    from isobasin.likeness.distance import distance
+    from isobasin.likeness.parts import Form
+    from isobasin.weights import load
+
+    models = load(a), load(b)
+    n_parts = 1 + min(len(Form(model).spaces) for model in models)
+    with Cost() as cost, progress("comparing", (null_samples + 1) * n_parts, quiet=show.silent) as step:
+        found = distance(
+            *models,
+            layers=layers or plot is not None,
+            draws=null_samples,
+            seed=seed,
+            device=device.find(),
+            watch=lambda done, _: step(done),
+        )
+    facts: dict[str, Any] = {**found.facts, "seconds": round(cost.seconds, 3), "peak_anon_mb": cost.peak_anon_mb}
+    if plot is not None:
+        from isobasin.plots.likeness import plot_likeness
+
+        facts["plot"] = str(plot_likeness(facts, plot, names=(Path(a).name or "A", Path(b).name or "B")))
+    emit(facts, distance_lines(facts), show.json)
+
+
+@with_options
+def canonical_command(*, model: Model, save: SaveOptions, show: PrintOptions) -> None:
+    """Write the canonical point of a model's orbit: the same function, the same weights for every scrambled copy."""
+    from isobasin.likeness.canonical import canonical
+    from isobasin.weights import load
+
+    weights = load(model)
+    dtype = write_model(canonical(weights).apply(weights), save, quiet=show.silent)
+    line = f"{save.output}: the canonical point of its orbit, the same function; rounded once, to {dtype}"
+    emit({"output": str(save.output), "dtype": dtype}, [line], show.json)
+
+
+def fingerprint_command(
+    model: Model,
+    compare: Annotated[
+        str | None, typer.Option(help="A fingerprint, a file with one, or another model. Exit 1 if they differ.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a short string that is the same for every scrambled, cast or re-saved copy of a model."""
+    from isobasin.likeness.fingerprint import fingerprint
+    from isobasin.weights import load
+
+    found = fingerprint(load(model))
+    facts: dict[str, Any] = {"fingerprint": str(found)}
+    if compare is not None:
+        facts |= _comparison(found, _read_fingerprint(compare))
+    emit(facts, fingerprint_lines(facts), json)
+    if facts.get("equal") is False:
+        raise typer.Exit(1)
+
+
+def _comparison(found: "Fingerprint", other: "Fingerprint") -> dict[str, Any]:
+    steps = found.steps(other)
+    return {
+        "other": str(other),
+        "equal": found.matches(other),
+        "same_shape": bool(steps),
+        "largest_step": max(steps) if steps else None,
+        "entries_apart": sum(step > 1 for step in steps),
+    }
+
+
+def _read_fingerprint(text: str) -> "Fingerprint":
+    """A fingerprint given as text, as a file that contains one, or as a model."""
+    from isobasin.likeness.fingerprint import VERSION, Fingerprint, fingerprint
+    from isobasin.weights import load
+
+    if text.startswith(f"{VERSION}."):
+        return Fingerprint.read(text)
+    path = Path(text)
+    try:
+        is_file = path.is_file()
+    except OSError:
+        is_file = False
+    if not is_file:
+        return fingerprint(load(text))
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise IsobasinError(f"--compare {text}: can not be read as text; expected a file with a fingerprint") from error
+    if not words:
+        raise IsobasinError(f"--compare {text}: the file is empty; expected a fingerprint in it")
+    return Fingerprint.read(words[0])
+
+
+def distance_lines(facts: dict[str, Any]) -> list[str]:
+    null = facts["null"]
+    spread = ", ".join(f"{q} → {value:.4f}" for q, value in null["quantiles"].items())
+    lines = [
+        f"score       {facts['score']:.6f}   (1 the same orbit, 0 unrelated)",
+        f"unrelated   quantiles {spread}, largest {null['largest']:.4f} of {null['draws']} sampled",
+        f"distance    {facts['distance']:.4g} of ‖A‖ modulo symmetry, {number(facts['naive'], '.4g')} as stored",
+        "",
+        f"{'part':<12}{'of B':<8}{'as stored':>10}{'distance':>12}{'score':>9}",
+    ]
+    lines += [_part_line(row) for row in facts["per_layer"]]
+    if "layers" in facts:
+        best = ", ".join(f"{j}←{i}" for j, i in enumerate(facts["best_in_a"]))
+        lines += ["", f"layers of B, and the most similar layer of A: {best}"]
+    if "plot" in facts:
+        lines.append(f"figure      {facts['plot']}")
+    return lines
+
+
+def _part_line(row: dict[str, Any]) -> str:
+    mine, other = ("" if row[key] is None else str(row[key]) for key in ("layer", "other_layer"))
+    name = f"{row['space']} {mine}".strip()
+    return f"{name:<12}{other:<8}{number(row['naive'], '.4g'):>10}{row['distance']:>12.4g}{row['score']:>9.4f}"
+
+
+def fingerprint_lines(facts: dict[str, Any]) -> list[str]:
+    if "equal" not in facts:
+        return [facts["fingerprint"]]
+    if facts["equal"]:
+        verdict = f"equal: no entry is more than one quantum away (largest step {facts['largest_step']})"
+    elif not facts["same_shape"]:
+        verdict = "different: the models are of different shapes or settings"
+    else:
+        apart, largest = facts["entries_apart"], facts["largest_step"]
+        verdict = f"different: {apart} entries are more than one quantum away, by up to {largest}"
+    return [facts["fingerprint"], facts["other"], verdict]

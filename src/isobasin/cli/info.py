@@ -1,0 +1,138 @@
+"""The commands `info`, `check` and `families`, which only read."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from isobasin.cli.options import Json, Model, Seed
+from isobasin.cli.output import emit
+
+if TYPE_CHECKING:
+    from isobasin.arch import Architecture
+
+
+def info_command(model: Model, json: Json = False) -> None:
+    """Show family, positions, sizes, the symmetry group and its dimension, and tied weights."""
+    facts = info_facts(model)
+    emit(facts, info_lines(facts), json)
+
+
+def check_command(model: Model, seed: Seed = 0, json: Json = False) -> None:
+    """Compare outputs before and after random symmetries, and measure the group's dimension. Exit 1 if not ok."""
+    from isobasin.checking import check
+    from isobasin.weights import load
+
+    result = check(load(model), seed=seed)
+    facts = {
+        "max_error": result.max_error,
+        "tolerance": result.tolerance,
+        "per_space": dict(result.per_space),
+        "nullity_measured": result.nullity.dim,
+        "nullity_predicted": result.nullity_predicted,
+        "nullity_gap": result.nullity.gap,
+        "ok": result.ok,
+    }
+    emit(facts, check_lines(facts), json)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def families_command(json: Json = False) -> None:
+    """List the supported families, with the symmetry group of a well-known model of each."""
+    from isobasin.arch import FAMILIES
+    from isobasin.arch.examples import EXAMPLES
+    from isobasin.symmetries import Symmetry, group_of
+
+    rows = []
+    for name, family in FAMILIES.items():
+        label, config = EXAMPLES[name]
+        arch = family.describe(config)
+        groups = {n: group_of(space) for n, space in arch.spaces.items() if n not in ("pool", "mlm")}
+        formula = Symmetry(arch, groups, {}).formula
+        rows.append({"family": name, "positions": arch.positions, "example": label, "group": formula})
+    lines = [f"{row['family']:<9} {row['positions']:<8} {row['example']:<18} {row['group']}" for row in rows]
+    emit({"families": rows}, lines, json)
+
+
+def info_facts(model: str) -> dict[str, Any]:
+    """What `info` prints, as plain data."""
+    from isobasin.checkpoint import dtype_name
+    from isobasin.symmetries import heads_group, symmetry
+    from isobasin.weights import load
+
+    weights = load(model)
+    arch, group = weights.arch, symmetry(weights.arch)
+    heads = next(iter(arch.heads()))
+    qk, qk_without_rotary = heads_group(heads).qk, heads_group(replace(heads, rotary=0)).qk
+    return {
+        "family": arch.family,
+        "positions": arch.positions,
+        "n_layers": arch.sizes.n_layers,
+        "n_heads": arch.sizes.n_heads,
+        "n_kv_heads": arch.sizes.n_kv_heads,
+        "d_model": arch.sizes.d_model,
+        "d_head": arch.sizes.d_head,
+        "d_ff": arch.sizes.d_ff,
+        "dtype": dtype_name(weights.dtype),
+        "group": group.formula,
+        "group_dim": group.dim,
+        "element_dim": group.element_dim,
+        "free_dim": group.free_dim,
+        "n_params": weights.n_params,
+        "effective_dim": weights.n_params - group.dim,
+        "qk_group": str(qk),
+        "qk_dim": qk.dim,
+        "qk_group_without_rotary": str(qk_without_rotary),
+        "qk_dim_without_rotary": qk_without_rotary.dim,
+        "group_dim_without_rotary": symmetry(_without_rotary(arch)).dim,
+        "tied": sorted(weights.names.on_disk[name] for name in weights if arch.tied(name)),
+        "spaces": [
+            {"name": name, "size": one.n, "group": str(one), "dim": one.dim} for name, one in group.groups.items()
+        ],
+    }
+
+
+def _without_rotary(arch: "Architecture") -> "Architecture":
+    """The same tensors without rotary positions, which make the group smaller."""
+    from isobasin.arch import HeadSpace
+
+    spaces = {name: replace(s, rotary=0) if isinstance(s, HeadSpace) else s for name, s in arch.spaces.items()}
+    return replace(arch, spaces=spaces)
+
+
+def info_lines(facts: dict[str, Any]) -> list[str]:
+    f = facts
+    kv = "" if f["n_heads"] == f["n_kv_heads"] else f" ({f['n_kv_heads']} kv)"
+    lines = [
+        f"family      {f['family']}, {f['positions']} positions, {f['dtype']}",
+        f"sizes       {f['n_layers']} layers, width {f['d_model']}, {f['n_heads']} heads{kv} of {f['d_head']},"
+        f" feed-forward {f['d_ff']}",
+        f"group       {f['group']}",
+        f"dimension   {f['group_dim']:,} = {f['element_dim']:,} of elements + {f['free_dim']:,} free directions",
+        f"parameters  {f['n_params']:,}, of which the function sees {f['effective_dim']:,} dimensions",
+    ]
+    if f["qk_group"] != f["qk_group_without_rotary"]:
+        lines.append(
+            f"rotary      Q–K of each head: {f['qk_group_without_rotary']} (dimension {f['qk_dim_without_rotary']:,})"
+            f" shrinks to {f['qk_group']} ({f['qk_dim']:,}); the whole from {f['group_dim_without_rotary']:,}"
+            f" to {f['group_dim']:,}"
+        )
+    else:
+        lines.append(f"Q–K         of each head: {f['qk_group']} (dimension {f['qk_dim']:,})")
+    lines.append(f"tied        {', '.join(f['tied']) or 'nothing'}")
+    return lines
+
+
+def check_lines(facts: dict[str, Any]) -> list[str]:
+    width = max(map(len, facts["per_space"]), default=0)
+    spaces = [f"  {name:<{width}}  {error:.1e}" for name, error in facts["per_space"].items()]
+    agrees = "=" if facts["nullity_measured"] == facts["nullity_predicted"] else "≠"
+    return [
+        "largest change of outputs, relative, by space:",
+        *spaces,
+        f"largest of all {facts['max_error']:.1e}, allowed {facts['tolerance']:.1e}",
+        f"attention block: predicted nullity {facts['nullity_predicted']} {agrees} measured {facts['nullity_measured']}"
+        f" (gap {facts['nullity_gap']:.0e})",
+        "ok" if facts["ok"] else "NOT ok: please report this model, its symmetry group is not what isobasin expects",
+    ]

@@ -1,0 +1,251 @@
+"""The command `merge`."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isobasin.cli.align import (
+    AlignSetup,
+    check_one_process,
+    check_output_folder,
+    learning_facts,
+    learning_lines,
+)
+from isobasin.cli.options import (
+    DataOptions,
+    DeviceOptions,
+    LearnOptions,
+    LearnSetup,
+    MatchData,
+    MatchOptions,
+    PrintOptions,
+    SaveOptions,
+    Seed,
+    with_options,
+)
+from isobasin.cli.output import Cost, counted, emit, progress
+from isobasin.errors import IsobasinError
+
+if TYPE_CHECKING:
+    import torch
+
+    from isobasin.match.alignment import Alignment
+    from isobasin.merging import Merged, Recipe
+    from isobasin.weights import Weights
+
+RECIPES = (".yml", ".yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeSaveOptions(SaveOptions):
+    dtype: Annotated[str, typer.Option(help="Type to write: keep, float32, bfloat16 or float16.")] = "keep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """What a YAML file can say instead; None where an option was not given."""
+
+    weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.7,0.3; equal if left out.")] = (
+        None
+    )
+    method: Annotated[str | None, typer.Option(help="linear (default) or slerp.")] = None
+    no_align: Annotated[bool, typer.Option("--no-align", help="Average the weights as they are.")] = False
+    to: Annotated[str | None, typer.Option(help="Align to the model of this number (0), or to the mean.")] = None
+    scope: Annotated[str | None, typer.Option(help="As for `isobasin align`.")] = None
+    matcher: Annotated[
+        str | None, typer.Option(help="weights (default), activations or learned (with --data), reference.")
+    ] = None
+
+
+@with_options
+def merge_command(
+    *,
+    models: Annotated[
+        list[str], typer.Argument(metavar="A B [C …] | FILE.yml", help="Models of one architecture, or a YAML file.")
+    ],
+    save: MergeSaveOptions,
+    options: RecipeOptions,
+    data: MatchData = None,
+    learn: LearnOptions,
+    reading: DataOptions,
+    seed: Seed = 0,
+    device: DeviceOptions,
+    show: PrintOptions,
+) -> None:
+    """Align models and average them into one; writes a complete folder with a model card."""
+    from isobasin.merging import merge
+    from isobasin.weights import load
+
+    with Cost() as cost, ExitStack() as until_written:
+        recipe = _recipe(models, save, options)
+        place = device.find()
+        setup = _setup(recipe, data, seed, LearnSetup(learn, reading, data)) if recipe.align else None
+        loaded = [load(name) for name in recipe.models]
+        companions = None if recipe.tokenizer_source is None else _companions(recipe.tokenizer_source, loaded[0])
+        check_output_folder(save, [folder for folder in (*(model.path for model in loaded), companions) if folder])
+        title, total = setup.progress_total(loaded[0]) if setup and not setup.learning else ("", 0)
+        with progress(title, total, quiet=show.silent or not total) as step:
+            merged = merge(
+                loaded,
+                weights=recipe.weights,
+                method=recipe.method,
+                normalize=recipe.normalize,
+                t=recipe.t,
+                dtype=recipe.dtype,
+                to=recipe.to,
+                device=place,
+                names=recipe.models,
+                matcher_name=recipe.matcher or "weights",
+                tokenizer_source=recipe.tokenizer_source,
+                watch=lambda done, of: step(done),
+                **(_alignment(setup, loaded, save.output, place, until_written, show.silent) if setup else {}),
+            )
+        if setup:
+            merged = replace(merged, recipe=replace(merged.recipe, scope=setup.scope))
+        _write(merged, save, companions, quiet=show.silent)
+    facts = merge_facts(merged, save.output) | cost.to_dict()
+    emit(facts, merge_lines(facts), show.json)
+
+
+def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "Recipe":
+    """The recipe of a YAML file, or that of the options."""
+    from isobasin.merging import Recipe, read_recipe
+
+    dtype = None if save.dtype in ("keep", "auto") else save.dtype
+    if len(models) == 1 and (models[0].lower().endswith(RECIPES) or Path(models[0]).is_file()):
+        file = models[0]
+        for name, value in vars(options).items():
+            if value:
+                raise IsobasinError(f"--{name.replace('_', '-')} together with {file}: say it in the file")
+        recipe = read_recipe(file)
+        if dtype and recipe.dtype not in (None, dtype):
+            raise IsobasinError(f"--dtype {dtype}, but {file} says {recipe.dtype}: give one of them")
+        return replace(recipe, dtype=recipe.dtype or dtype)
+    if options.no_align and (options.to or options.scope or options.matcher):
+        raise IsobasinError("--no-align: nothing is aligned, so --to, --scope and --matcher have no meaning")
+    to = options.to or "0"
+    return Recipe.checked(
+        models=tuple(models),
+        weights=None if options.weights is None else _numbers(options.weights),
+        method=options.method or "linear",
+        dtype=dtype,
+        align=not options.no_align,
+        to=int(to) if to.isdecimal() and to.isascii() else to,
+        scope=options.scope,
+        matcher=options.matcher,
+    )
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise IsobasinError(f"--weights {text!r}: expected numbers with commas, such as 0.7,0.3") from error
+
+
+def _setup(recipe: "Recipe", data: Path | None, seed: int, learning: LearnSetup) -> AlignSetup:
+    match = MatchOptions(scope=recipe.scope, matcher=recipe.matcher or "weights")
+    setup = AlignSetup(match, data, seed, learning if match.matcher == "learned" else None)
+    setup.check()
+    if setup.learning:
+        check_one_process("merge")
+    return setup
+
+
+def _companions(source: str, model: "Weights") -> Path:
+    """The folder of tokenizer_source. Its vocabulary must be that of the models: embeddings are not converted."""
+    from isobasin.checkpoint.documents import read_object
+    from isobasin.checkpoint.location import find_folder
+
+    folder = find_folder(source)
+    if (folder / "config.json").is_file():
+        theirs, ours = (config.get("vocab_size") for config in (read_object(folder / "config.json"), model.config))
+        if theirs is not None and theirs != ours:
+            raise IsobasinError(
+                f"tokenizer_source {source} has a vocabulary of {theirs}, the models one of {ours}: "
+                "take the tokenizer of one of them; to change vocabularies align first, then mergekit"
+            )
+    return folder
+
+
+def _alignment(
+    setup: AlignSetup,
+    models: "list[Weights]",
+    output: Path,
+    device: "torch.device",
+    until_written: ExitStack,
+    quiet: bool,
+) -> dict[str, Any]:
+    """The arguments of `merge` that say how to align: a matcher for each pair, or a function that learns."""
+    if setup.learning is None:
+        return {"matcher": setup.matcher}
+
+    def learned(b: "Weights", a: "Weights") -> "Alignment":
+        number = next(i for i, model in enumerate(models) if model is b)
+        beside = output.with_name(f"{output.name}.{number}")
+        return setup.align(b, a, beside, until_written, dtype="float32", device=device, verify=True, quiet=quiet)
+
+    return {"aligner": learned}
+
+
+def _write(merged: "Merged", save: SaveOptions, companions: Path | None, *, quiet: bool) -> None:
+    first = merged.models[0]
+    with progress("writing", len(first) + len(first.names.copies), quiet=quiet) as step:
+        merged.save(
+            save.output,
+            force=save.force,
+            max_shard_size=save.max_shard_size,
+            companions=companions,
+            watch=counted(step),
+        )
+
+
+def merge_facts(merged: "Merged", output: Path) -> dict[str, Any]:
+    from isobasin.checkpoint import dtype_name
+
+    recipe = merged.recipe
+    distances: list[dict[str, Any]] = [{"before": d.before, "after": d.after} for d in merged.distances]
+    unknown: list[dict[str, Any]] = [{"before": None, "after": None} for _ in recipe.models]
+    learned = recipe.matcher == "learned"
+    return {
+        "output": str(output),
+        "method": recipe.method,
+        "weights": list(recipe.shares),
+        "dtype": dtype_name(merged.weights.dtype),
+        "aligned": recipe.align,
+        "scope": recipe.scope,
+        "matcher": recipe.matcher,
+        "to": recipe.to if recipe.align else None,
+        "rounds": merged.rounds,
+        "distances": [{"model": name, **row} for name, row in zip(recipe.models, distances or unknown)],
+        **({"learning": [learning_facts(found) or None for found in merged.alignments]} if learned else {}),
+    }
+
+
+def merge_lines(facts: dict[str, Any]) -> list[str]:
+    rows = [
+        f"  {weight:6.4g} × {row['model']}"
+        + ("" if row["before"] is None else f"  distance {row['before']:.4g} → {row['after']:.4g}")
+        for weight, row in zip(facts["weights"], facts["distances"])
+    ]
+    if not facts["aligned"]:
+        how = "not aligned"
+    elif facts["to"] == "mean":
+        how = f"aligned to the common mean in {facts['rounds']} rounds, scope {facts['scope']}"
+    else:
+        how = f"aligned to model {facts['to']}, scope {facts['scope']}"
+    learned = [
+        f"  model {i}: {line}"
+        for i, found in enumerate(facts.get("learning", []))
+        for line in learning_lines(found or {})
+    ]
+    return [
+        f"{facts['method']} merge of {len(rows)} models, {how}",
+        *rows,
+        *learned,
+        f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
+        f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",
+    ]

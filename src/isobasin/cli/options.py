@@ -1,0 +1,258 @@
+"""Options that several commands share, and the records in which commands receive them.
+
+A command names a record among its parameters, and `with_options` gives the command one option for each field of the
+record: name, type, default and help text are declared once. Nothing heavy is imported before a command runs, so
+`isobasin --help` loads no torch.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isobasin.errors import IsobasinError
+
+if TYPE_CHECKING:
+    import torch
+
+    from isobasin.learning.align_learned import LearnedMatching
+    from isobasin.match.matchers import Matcher
+    from isobasin.tasks import Task
+    from isobasin.weights import Weights
+
+Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or a hub id in the local cache.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random numbers.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output, once the new one is complete.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+INITS = ("weights", "activations")
+CHECK_EVERY = 50  # gradient steps between two measurements of the held-out barrier
+SELF = Path("self")  # in place of data: text that the two models generate
+MatchData = Annotated[
+    Path | None,
+    typer.Option(help="Text, or a .npy file of token ids or pixels; learned: also labelled data, or self."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions:
+    """Where and how a checkpoint folder is written."""
+
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write; must not exist yet.")]
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Type to write: auto (float32 where weights were rounded), keep, float32, bfloat16 or float16."
+        ),
+    ] = "auto"
+    max_shard_size: Annotated[str, typer.Option(help="Largest file to write, such as 5GB or 200MB.")] = "5GB"
+    force: Force = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Where to compute."""
+
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu"
+    cuda: Annotated[bool, typer.Option("--cuda", help="The same as --device cuda.")] = False
+
+    @property
+    def name(self) -> str:
+        return "cuda" if self.cuda else self.device
+
+    def find(self) -> "torch.device":
+        """The device, or an error where this machine has no such device."""
+        import torch
+
+        if re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.name) is None:
+            raise IsobasinError(f"--device {self.name!r} is no device; expected cpu, cuda or cuda:N")
+        device = torch.device(self.name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise IsobasinError(
+                f"--device {self.name}: this machine has no such CUDA device; leave it out to use the CPU"
+            )
+        return device
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintOptions:
+    """What is printed."""
+
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+    json: Json = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing but the result is printed."""
+        return self.quiet or self.json
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchOptions:
+    """How to find the alignment."""
+
+    scope: Annotated[
+        str | None, typer.Option(help="Align model (default), all-attention, first-attention or first-block.")
+    ] = None
+    matcher: Annotated[
+        str, typer.Option(help="Align by weights, activations or learned (with data), or reference.")
+    ] = "weights"
+    stage2: Annotated[str, typer.Option(help="Align inside each head: none, orthogonal or full.")] = "full"
+    head_distance: Annotated[
+        str | None, typer.Option(help="Assign heads by this distance: complete, frobenius, singular or cosine.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """How `--matcher learned` learns."""
+
+    held_out: Annotated[
+        Path | None, typer.Option(help="learned: data that select the result; by default a tenth of the data.")
+    ] = None
+    init: Annotated[str, typer.Option(help="learned: initial alignment, by weights or activations.")] = "weights"
+    steps: Annotated[int, typer.Option(help="learned: gradient steps.")] = 500
+    lr: Annotated[float, typer.Option(help="learned: largest learning rate.")] = 3e-3
+    permutations: Annotated[
+        str, typer.Option(help="learned: the matching of units stays (fixed), or may change (free).")
+    ] = "fixed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """How data are read: for measuring in `path`, for `--matcher learned` in `align` and `merge`."""
+
+    task: Annotated[str, typer.Option(help="Task of the data: auto, lm, mlm, text or image.")] = "auto"
+    tokenizer: Annotated[str | None, typer.Option(help="A folder with a tokenizer; by default that of A.")] = None
+    max_samples: Annotated[int | None, typer.Option(help="Use at most this many samples of the data.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a batch.")] = None
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a window of text.")] = None
+
+    def open(self, data: Path, models: "list[Weights]", *, seed: int, split: str) -> "Task":
+        from isobasin.tasks import open_task
+
+        return open_task(
+            data,
+            models,
+            kind=self.task,
+            tokenizer=self.tokenizer,
+            max_samples=self.max_samples,
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
+            seed=seed,
+            split=split,
+        )
+
+
+@dataclass(frozen=True)
+class LearnSetup:
+    """`--matcher learned`: its options, and the data it learns from. `flag` is the option that names the data."""
+
+    options: LearnOptions
+    reading: DataOptions
+    data: Path | None
+    flag: str = "--data"
+
+    @property
+    def from_own_text(self) -> bool:
+        """Whether the models learn from text that they generate."""
+        return self.data == SELF
+
+    def check(self) -> None:
+        from isobasin.learning.lessons import PERMUTATIONS
+
+        init, held_out = self.options.init, self.options.held_out
+        if self.data is None:
+            raise IsobasinError(
+                f"--matcher learned needs {self.flag}: text, a table of labelled text, images, or self for language "
+                "models to learn from their own text"
+            )
+        if self.from_own_text and init != "weights":
+            raise IsobasinError(f"--init {init} needs data, and {self.flag} is self: use --init weights")
+        check_choice("--init", init, INITS)
+        check_choice("--permutations", self.options.permutations, PERMUTATIONS)
+        if held_out is not None and held_out.resolve() == self.data.resolve():
+            raise IsobasinError(
+                f"--held-out {held_out} is {self.flag} itself: what is learned from can not decide; leave it out "
+                "and a tenth of the data is kept for that"
+            )
+
+    def tasks(self, models: "list[Weights]", seed: int, device: "torch.device | None" = None) -> "tuple[Task, Task]":
+        """The data to learn from, and the held-out data."""
+        from isobasin.learning.exercises import split
+
+        assert self.data is not None
+        if self.from_own_text:
+            task, held_out = self._generated(models, seed, device)
+        else:
+            task, held_out = self.reading.open(self.data, models, seed=seed, split="train"), None
+        if self.options.held_out is not None:
+            held_out = self.reading.open(self.options.held_out, models, seed=seed, split="test")
+        return split(task) if held_out is None else (task, held_out)
+
+    def _generated(self, models: "list[Weights]", seed: int, device: "torch.device | None") -> "tuple[Task, Task]":
+        from isobasin.learning.own_text import WINDOWS, OwnText
+
+        reading = self.reading
+        text = OwnText(
+            windows=WINDOWS if reading.max_samples is None else reading.max_samples,
+            length=reading.seq_len,
+            batch_size=reading.batch_size or 8,
+            seed=seed,
+            tokenizer=reading.tokenizer,
+        )
+        return text.tasks(models[0], models[1], device)
+
+    def matching(self, init: "Matcher", seed: int) -> "LearnedMatching":
+        from isobasin.learning.align_learned import LearnedMatching
+        from isobasin.learning.lessons import Lessons
+
+        lessons = Lessons(
+            steps=self.options.steps,
+            rate=self.options.lr,
+            check_every=CHECK_EVERY,
+            permutations="free" if self.options.permutations == "free" else "fixed",
+        )
+        return LearnedMatching(scope=init.scope, start=init, lessons=lessons, seed=seed)
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is an option record by one option for each field of the record.
+
+    >>> @with_options
+    ... def scramble(model: Model, save: SaveOptions) -> None: ...
+    >>> list(inspect.signature(scramble).parameters)
+    ['model', 'output', 'dtype', 'max_shard_size', 'force']
+    """
+    signature = inspect.signature(command)
+    records: dict[str, Any] = {
+        p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)
+    }
+    options: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name in records:
+            options += [_option(field) for field in fields(records[parameter.name])]
+        else:
+            options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        read = {name: {f.name: values.pop(f.name) for f in fields(record)} for name, record in records.items()}
+        command(**values, **{name: records[name](**found) for name, found in read.items()})
+
+    flat.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    return flat
+
+
+def _option(field: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+
+
+def check_choice(flag: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise IsobasinError(f"{flag} {value!r} is not available, expected one of {', '.join(allowed)}")
