@@ -13,9 +13,8 @@ from pathlib import Path
 import fake_work
 import pytest
 
-from isobasin.study.engine import Event, Outcome, attempt, work_through
-from isobasin.study.engine.local import LOG, LocalPool
-from isobasin.study.jobs import Context, Job
+from isobasin.study.executors import LOG, Event, LocalPool, Outcome, attempt, execute
+from isobasin.study.plan import Context, Job
 from isobasin.study.store import Store
 
 
@@ -35,7 +34,7 @@ class InlinePool:
 
     def wait(self) -> list[Outcome]:
         job = self.under_way.pop(0)
-        return [Outcome(job, attempt(job, self.store, self.context))]
+        return [attempt(job, self.store, self.context)]
 
     def close(self) -> None:
         self.under_way.clear()
@@ -54,16 +53,16 @@ class Story:
         self.reasons[label] = why
 
     def labels(self, event: Event) -> list[str]:
-        return [label for told, label in self.lines if told == event]
+        return [label for found, label in self.lines if found == event]
 
 
 def context(tmp_path: Path) -> Context:
     return Context(data=tmp_path, device="cpu", scratch=tmp_path / "study/scratch")
 
 
-def told(jobs: Iterable[Job], tmp_path: Path, *, retry: bool = False) -> Story:
+def events(jobs: Iterable[Job], tmp_path: Path, *, retry: bool = False) -> Story:
     store, story = Store(tmp_path / "study"), Story()
-    work_through(jobs, store, InlinePool(store, context(tmp_path)), story, retry=retry)
+    execute(jobs, store, InlinePool(store, context(tmp_path)), story, retry=retry)
     return story
 
 
@@ -74,7 +73,7 @@ def diamond(n: int = 0) -> list[Job]:
 
 
 def test_needs_are_done_first_and_shared_work_once(tmp_path: Path) -> None:
-    story = told(diamond() + diamond(), tmp_path)
+    story = events(diamond() + diamond(), tmp_path)
     assert story.labels("done") == ["1", "10", "20", "100"]
     assert fake_work.calls(tmp_path) == ["1", "10", "100", "20"]
     (end,) = diamond()
@@ -82,31 +81,31 @@ def test_needs_are_done_first_and_shared_work_once(tmp_path: Path) -> None:
 
 
 def test_what_is_done_is_not_done_again_but_what_changed_is(tmp_path: Path) -> None:
-    told(diamond(), tmp_path)
-    again = told(diamond(), tmp_path)
-    assert again.lines == [("found", label) for label in ("1", "10", "20", "100")]
+    events(diamond(), tmp_path)
+    again = events(diamond(), tmp_path)
+    assert again.lines == [("cached", label) for label in ("1", "10", "20", "100")]
     assert len(fake_work.calls(tmp_path)) == 4
-    changed = told(diamond(n=1), tmp_path)
+    changed = events(diamond(n=1), tmp_path)
     assert changed.labels("done") == ["2", "10", "20", "100"]
 
 
 def test_weights_that_were_dropped_are_made_again_only_if_needed(tmp_path: Path) -> None:
     (end,), store = diamond(), Store(tmp_path / "study")
-    told([end], tmp_path)
+    events([end], tmp_path)
     for job in (end, *end.needs, *end.needs[0].needs):
         store.drop_weights(job)
-    assert told([end], tmp_path).labels("done") == []
+    assert events([end], tmp_path).labels("done") == []
     new = fake_work.job("add", end.needs[0], number=5)
-    assert told([end, new], tmp_path).labels("done") == ["1", "10", "5"]
+    assert events([end, new], tmp_path).labels("done") == ["1", "10", "5"]
     assert store.result(new)["total"] == 16
 
 
-def test_a_failure_stops_only_its_heirs(tmp_path: Path) -> None:
+def test_a_failure_stops_only_its_dependents(tmp_path: Path) -> None:
     bad = fake_work.job("break_down", label="bad")
-    heir = fake_work.job("add", bad, number=1)
-    grandchild = fake_work.job("add", heir, number=2)
-    story = told([grandchild, fake_work.job("add", number=3)], tmp_path)
-    assert story.labels("again") == ["bad"]
+    dependent = fake_work.job("add", bad, number=1)
+    grandchild = fake_work.job("add", dependent, number=2)
+    story = events([grandchild, fake_work.job("add", number=3)], tmp_path)
+    assert story.labels("retried") == ["bad"]
     assert story.labels("failed") == ["bad"]
     assert story.labels("blocked") == ["1", "2"]
     assert story.labels("done") == ["3"]
@@ -116,26 +115,26 @@ def test_a_failure_stops_only_its_heirs(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_input_is_not_tried_again(tmp_path: Path) -> None:
-    story = told([fake_work.job("refuse", label="bad")], tmp_path)
+    story = events([fake_work.job("refuse", label="bad")], tmp_path)
     assert story.labels("failed") == ["bad"]
     assert story.reasons["bad"] == "refused"
     assert fake_work.calls(tmp_path) == ["bad"]
 
 
 def test_what_passes_the_second_time_is_fine(tmp_path: Path) -> None:
-    story = told([fake_work.job("break_once", number=7)], tmp_path)
-    assert [event for event, _ in story.lines] == ["started", "again", "started", "done"]
+    story = events([fake_work.job("break_once", number=7)], tmp_path)
+    assert [event for event, _ in story.lines] == ["started", "retried", "started", "done"]
 
 
 def test_earlier_failures_wait_for_retry(tmp_path: Path) -> None:
     bad = fake_work.job("break_down", label="bad")
-    heir = fake_work.job("add", bad, number=1)
-    told([heir], tmp_path)
-    second = told([heir], tmp_path)
+    dependent = fake_work.job("add", bad, number=1)
+    events([dependent], tmp_path)
+    second = events([dependent], tmp_path)
     assert second.lines == [("failed", "bad"), ("blocked", "1")]
     assert second.reasons["bad"].endswith("(in an earlier run; --retry tries again)")
     assert fake_work.calls(tmp_path) == ["bad", "bad"]
-    assert told([heir], tmp_path, retry=True).labels("started") == ["bad", "bad"]
+    assert events([dependent], tmp_path, retry=True).labels("started") == ["bad", "bad"]
 
 
 def test_no_more_jobs_than_workers_are_under_way(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_no_more_jobs_than_workers_are_under_way(tmp_path: Path) -> None:
     jobs = [fake_work.job("add", number=n) for n in range(5)]
     for size in (1, 3):
         pool = InlinePool(Store(tmp_path / f"study{size}"), context(tmp_path), size=size)
-        work_through(jobs, pool.store, pool, Story())
+        execute(jobs, pool.store, pool, Story())
         assert pool.most == size
     assert not store.is_done(jobs[0])
 
@@ -167,9 +166,9 @@ def test_processes_give_the_same_and_a_killed_one_is_replaced(
     mortal = fake_work.job("die_once", *diamond(), number=1000)
     probe = fake_work.job("threads", label="probe")
     with processes(tmp_path) as pool:
-        work_through([mortal, probe], store, pool, story)
+        execute([mortal, probe], store, pool, story)
     assert story.labels("done").count("1000") == 1
-    assert story.labels("again") == ["1000"]
+    assert story.labels("retried") == ["1000"]
     assert store.result(mortal)["total"] == 1132
     assert store.result(mortal)["files"] == ["weights"], "what the killed one wrote is no part of the result"
     found = store.result(probe)
@@ -183,9 +182,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import fake_work
-from isobasin.study.engine import work_through
-from isobasin.study.engine.local import LocalPool
-from isobasin.study.jobs import Context
+from isobasin.study.executors import execute
+from isobasin.study.executors import LocalPool
+from isobasin.study.plan import Context
 from isobasin.study.store import Store
 
 if __name__ == "__main__":
@@ -195,7 +194,7 @@ if __name__ == "__main__":
     pool = LocalPool(store, Context(root, "cpu", store.scratch), size=1, devices=["cpu"])
     quick = fake_work.job("add", number=1)
     slow = fake_work.job("add", quick, number=2, seconds=float(sys.argv[2]))
-    work_through([slow], store, pool, lambda event, job, why: print(event, job.settings["number"], flush=True))
+    execute([slow], store, pool, lambda event, job, why: print(event, job.settings["number"], flush=True))
     pool.close()
 """
 
@@ -231,5 +230,5 @@ def test_workers_die_with_a_killed_parent_and_the_next_run_goes_on(tmp_path: Pat
         time.sleep(0.1)
     assert [pid for pid in workers if is_alive(pid)] == []
     quick = fake_work.job("add", number=1)
-    story = told([fake_work.job("add", quick, number=2)], tmp_path)
-    assert story.lines == [("found", "1"), ("started", "2"), ("done", "2")]
+    story = events([fake_work.job("add", quick, number=2)], tmp_path)
+    assert story.lines == [("cached", "1"), ("started", "2"), ("done", "2")]

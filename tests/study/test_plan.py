@@ -6,8 +6,8 @@ import fake_work
 import pytest
 
 from isobasin.errors import IsobasinError
-from isobasin.study import jobs
-from isobasin.study.jobs import Context, Job, in_order, load_work, run_job, strict
+from isobasin.study import plan
+from isobasin.study.plan import Context, Job, in_order, load_work, run_job, strict
 from isobasin.study.store import Store
 
 
@@ -28,7 +28,7 @@ def test_a_key_depends_on_everything_that_a_result_does(monkeypatch: pytest.Monk
     ]
     assert key not in {other.key for other in others}
     assert len({other.key for other in others}) == len(others)
-    monkeypatch.setattr(jobs, "VERSION", {"pretrain": 2, "finetune": 1})
+    monkeypatch.setattr(plan, "VERSION", {"pretrain": 2, "finetune": 1})
     assert Job("finetune", {"a": 1, "b": [1, 2]}, (Job("pretrain", {"seed": 1}),)).key != key
 
 
@@ -44,8 +44,8 @@ def test_needs_come_first_and_each_job_once() -> None:
 
 
 def test_every_kind_names_a_function_of_the_study() -> None:
-    assert set(jobs.WORK) == set(jobs.VERSION)
-    for kind in jobs.WORK:
+    assert set(plan.WORK) == set(plan.VERSION)
+    for kind in plan.WORK:
         assert callable(load_work(kind))
     with pytest.raises(IsobasinError, match="kind of work 'pretrian' is unknown, expected one of baseline"):
         load_work("pretrian")

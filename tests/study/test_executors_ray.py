@@ -6,9 +6,8 @@ from pathlib import Path
 import fake_work
 import pytest
 
-from isobasin.study.engine import Event, work_through
-from isobasin.study.engine.cluster import RayPool
-from isobasin.study.jobs import Context, Job
+from isobasin.study.executors import Event, RayPool, execute
+from isobasin.study.plan import Context, Job
 from isobasin.study.store import Store
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'isobasin[cluster]'")
@@ -25,19 +24,19 @@ def test_ray_gives_the_same_when_a_worker_is_killed(tmp_path: Path) -> None:
     root = fake_work.job("add", number=1)
     mortal = fake_work.job("die_once", root, number=10)
     bad = fake_work.job("break_down", label="bad")
-    heir = fake_work.job("add", bad, mortal, number=5)
+    dependent = fake_work.job("add", bad, mortal, number=5)
     end = fake_work.job("add", mortal, fake_work.job("add", root, number=20), number=100)
     story: list[tuple[str, str]] = []
 
-    def told(event: Event, job: Job, why: str) -> None:
+    def on_event(event: Event, job: Job, why: str) -> None:
         story.append((event, str(job.settings.get("label", job.settings.get("number")))))
 
     pool = RayPool(store, Context(tmp_path, "cpu", store.scratch), size=2)
     try:
-        work_through([heir, end], store, pool, told)
+        execute([dependent, end], store, pool, on_event)
     finally:
         pool.close()
     assert store.result(end)["total"] == 100 + 11 + 21
-    assert ("again", "10") in story
+    assert ("retried", "10") in story
     assert [line for line in story if line[0] in ("failed", "blocked")] == [("failed", "bad"), ("blocked", "5")]
     assert fake_work.calls(tmp_path) == ["1", "10", "100", "20", "bad", "bad"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from isobasin.study.engine.watching import Standing, watching
-from isobasin.study.grid import read_grid
+from isobasin.study.config import read_grid
 from isobasin.study.plan import CellPlan, plan_cell
+from isobasin.study.run import Progress, show_progress
 
 GRID = """
 name = "watched"
@@ -43,14 +43,14 @@ def test_lines_tell_what_is_done_and_what_failed(
     plans: list[CellPlan], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 7.0)
-    with watching(plans, quiet=False) as (told, _):
+    with show_progress(plans, quiet=False) as (on_event, _):
         pretrain, first, second, pair = plans[0].jobs
-        told("found", pretrain, "")
-        told("started", first, "")
-        told("done", first, "")
-        told("started", second, "")
-        told("failed", second, "no memory")
-        told("blocked", pair, "")
+        on_event("cached", pretrain, "")
+        on_event("started", first, "")
+        on_event("done", first, "")
+        on_event("started", second, "")
+        on_event("failed", second, "no memory")
+        on_event("blocked", pair, "")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -60,22 +60,22 @@ def test_lines_tell_what_is_done_and_what_failed(
 
 
 def test_quiet_says_nothing(plans: list[CellPlan], capsys: pytest.CaptureFixture[str]) -> None:
-    with watching(plans, quiet=True) as (told, standing):
-        told("failed", plans[0].jobs[0], "no memory")
+    with show_progress(plans, quiet=True) as (on_event, progress):
+        on_event("failed", plans[0].jobs[0], "no memory")
     assert capsys.readouterr() == ("", "")
-    assert standing.count("failed") == 1
+    assert progress.count("failed") == 1
 
 
 def test_a_cell_stands_as_its_jobs_do(plans: list[CellPlan]) -> None:
-    standing, plan = Standing(plans), plans[0]
-    assert standing.cell_state(plan) == "waiting"
-    standing.tell("started", plan.jobs[0], "")
-    assert standing.cell_state(plan) == "running"
+    progress, plan = Progress(plans), plans[0]
+    assert progress.cell_state(plan) == "waiting"
+    progress.update("started", plan.jobs[0])
+    assert progress.cell_state(plan) == "running"
     for job in plan.jobs:
-        standing.tell("done", job, "")
-    assert (standing.cell_state(plan), standing.cell_state(plans[1])) == ("done", "waiting")
-    standing.tell("blocked", plan.jobs[-1], "")
-    assert standing.cell_state(plan) == "failed"
+        progress.update("done", job)
+    assert (progress.cell_state(plan), progress.cell_state(plans[1])) == ("done", "waiting")
+    progress.update("blocked", plan.jobs[-1])
+    assert progress.cell_state(plan) == "failed"
 
 
 def test_a_terminal_shows_a_table_of_cells(plans: list[CellPlan], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +83,10 @@ def test_a_terminal_shows_a_table_of_cells(plans: list[CellPlan], monkeypatch: p
     monkeypatch.setattr("sys.stderr", terminal)
     for name, value in (("TERM", "xterm"), ("COLUMNS", "160"), ("LINES", "50")):
         monkeypatch.setenv(name, value)
-    with watching(plans, quiet=False) as (told, _):
-        told("started", plans[0].jobs[0], "")
-        told("failed", plans[0].jobs[0], "no memory")
-        told("started", plans[1].jobs[0], "")
+    with show_progress(plans, quiet=False) as (on_event, _):
+        on_event("started", plans[0].jobs[0], "")
+        on_event("failed", plans[0].jobs[0], "no memory")
+        on_event("started", plans[1].jobs[0], "")
     text = terminal.getvalue()
     assert "0 of 8 jobs done, 1 failed" in text
     assert "pretrain vit learned digits: failed" in text

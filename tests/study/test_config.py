@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from isobasin.errors import IsobasinError
-from isobasin.study.grid import Cell, Grid, read_grid
-from isobasin.study.jobs import Job, in_order
-from isobasin.study.plan import CellPlan, plan_cell
-from isobasin.study.rows import row
-from isobasin.study.sources import check_cell
+from isobasin.study.config import Cell, Grid, read_grid
+from isobasin.study.plan import CellPlan, Job, in_order, plan_cell
+from isobasin.study.run import cell_row, check_dataset
 from isobasin.study.store import Store
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/study").glob("*.toml"))
@@ -163,11 +161,11 @@ def test_only_chooses_by_name(tmp_path: Path) -> None:
 def test_data_are_looked_for_and_must_fit_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     cell = grid(tmp_path).cells[0]
-    assert check_cell(cell, None) == "image"
+    assert check_dataset(cell, None) == "image"
     with pytest.raises(IsobasinError, match="data set 'shakespeare' is one long text, vit reads pictures"):
-        check_cell(replace(cell, dataset="shakespeare"), None)
+        check_dataset(replace(cell, dataset="shakespeare"), None)
     with pytest.raises(IsobasinError, match="data set 'cifar10'"):
-        check_cell(replace(cell, dataset="cifar10"), tmp_path)
+        check_dataset(replace(cell, dataset="cifar10"), tmp_path)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -246,7 +244,7 @@ def filled(tmp_path: Path, cell: Cell, accuracies: tuple[float, ...] = (0.95, 0.
 
 
 def test_a_row_averages_over_pairs(tmp_path: Path) -> None:
-    found = row(*filled(tmp_path, grid(tmp_path).cells[0]))
+    found = cell_row(*filled(tmp_path, grid(tmp_path).cells[0]))
     assert found["status"] == "done"
     assert found["accuracy"] == {"mean": pytest.approx(0.96), "min": 0.95}
     assert found["loss"] == {"mean": pytest.approx(0.04), "max": pytest.approx(0.05)}
@@ -257,7 +255,7 @@ def test_a_row_averages_over_pairs(tmp_path: Path) -> None:
 
 
 def test_a_cell_whose_models_miss_what_it_asks_for_is_not_averaged(tmp_path: Path) -> None:
-    found = row(*filled(tmp_path, grid(tmp_path).cells[0], accuracies=(0.95, 0.89, 0.97)))
+    found = cell_row(*filled(tmp_path, grid(tmp_path).cells[0], accuracies=(0.95, 0.89, 0.97)))
     assert (found["status"], found["why"]) == ("failed", "seed 2: accuracy 0.89, asked for ≥ 0.9")
     assert (found["naive"], found["barrier"], found["n_pairs"]) == (None, {}, 0)
     assert found["accuracy"]["min"] == 0.89
@@ -265,14 +263,14 @@ def test_a_cell_whose_models_miss_what_it_asks_for_is_not_averaged(tmp_path: Pat
 
 def test_a_cell_without_the_number_it_asks_for_is_failed(tmp_path: Path) -> None:
     cell = replace(grid(tmp_path).cells[0], require={"accuracy": None, "bits_per_byte": 1.6})
-    found = row(*filled(tmp_path, cell))
+    found = cell_row(*filled(tmp_path, cell))
     assert found["why"] == "seed 1: bits_per_byte none, asked for ≤ 1.6"
 
 
 def test_a_cell_is_failed_where_a_job_failed_and_else_not_filled(tmp_path: Path) -> None:
     empty, store = plan_cell(grid(tmp_path).cells[0]), Store(tmp_path / "study")
-    assert row(empty, store)["status"] == "not filled"
+    assert cell_row(empty, store)["status"] == "not filled"
     assert empty.pretrained is not None
     store.record_failure(empty.pretrained, "no memory", 2)
-    found = row(empty, store)
+    found = cell_row(empty, store)
     assert (found["status"], found["why"], found["accuracy"]) == ("failed", "pretrain: no memory", None)

@@ -2,9 +2,7 @@
 
 import itertools
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,15 +11,15 @@ from torch import Tensor
 
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
-from isobasin.study import Recipe, scope_parameters, shifted, train
+from isobasin.study import TrainingRecipe, scope_parameters, shifted, train
 from isobasin.study.augmentation import augmentation, dropped, flipped_and_cropped
-from isobasin.study.examples import Labelled, Stream, ready
+from isobasin.study.trainer import LabelledExamples, TokenStream, empty_queue, model_inputs
 
 CLASSIFIER = ModelConfig(
     d_model=16, n_layers=1, n_heads=2, d_ff=16, d_vocab=6, n_positions=5, n_classes=2, positions="rope"
 )
 LANGUAGE = ModelConfig.preset("llama", d_model=16, n_layers=1, n_heads=2, d_ff=16, d_vocab=7, n_positions=8)
-SHORT = Recipe(steps=4, batch_size=8, peak_lr=1e-2)
+SHORT = TrainingRecipe(steps=4, batch_size=8, peak_lr=1e-2)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +75,7 @@ def test_what_was_lent_stays_as_it_was() -> None:
 
 def test_the_loss_falls_below_chance_and_the_classes_are_learned() -> None:
     tokens, classes = problem(256)
-    recipe = Recipe(epochs=40, batch_size=64, peak_lr=1e-2)
+    recipe = TrainingRecipe(epochs=40, batch_size=64, peak_lr=1e-2)
     trained = train(Transformer(CLASSIFIER, seed=0), tokens, classes, recipe, seed=0)
     assert len(trained.losses) == 160
     assert abs(trained.losses[0] - math.log(2)) < 0.1
@@ -90,7 +88,9 @@ def test_the_loss_falls_below_chance_and_the_classes_are_learned() -> None:
 
 def test_a_language_model_learns_what_follows() -> None:
     tokens = torch.arange(300) % 7
-    trained = train(Transformer(LANGUAGE, seed=0), tokens, None, Recipe(steps=60, batch_size=16, peak_lr=1e-2), seed=0)
+    trained = train(
+        Transformer(LANGUAGE, seed=0), tokens, None, TrainingRecipe(steps=60, batch_size=16, peak_lr=1e-2), seed=0
+    )
     assert abs(trained.losses[0] - math.log(7)) < 0.1
     assert trained.losses[-1] < 0.1
     assert trained.model(torch.tensor([[2, 3, 4]])).argmax(-1).tolist() == [[3, 4, 5]]
@@ -114,7 +114,7 @@ def test_gains_and_biases_are_not_decayed() -> None:
         model.blocks[0].norm1.weight.fill_(2.0)
     inputs, targets = torch.zeros(4, 8, dtype=torch.long), torch.full((4, 8), -100)
     targets[0, 0] = 0  # one token, whose gradient the clip makes vanish
-    recipe = Recipe(steps=1, batch_size=4, peak_lr=0.1, warmup=1.0, weight_decay=0.5, grad_clip=1e-30)
+    recipe = TrainingRecipe(steps=1, batch_size=4, peak_lr=0.1, warmup=1.0, weight_decay=0.5, grad_clip=1e-30)
     trained = train(model, inputs, targets, recipe, seed=0).model
     before, after = weights(model), weights(trained)
     assert torch.equal(after["blocks.0.norm1.weight"], before["blocks.0.norm1.weight"])
@@ -122,7 +122,7 @@ def test_gains_and_biases_are_not_decayed() -> None:
 
 
 def test_the_rate_rises_and_falls_as_said() -> None:
-    recipe = Recipe(steps=100, peak_lr=2.0, warmup=0.1)
+    recipe = TrainingRecipe(steps=100, peak_lr=2.0, warmup=0.1)
     rates = [recipe.rate(step, 100) for step in range(100)]
     assert rates[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
     assert max(rates) == rates[9] == pytest.approx(2.0)
@@ -130,18 +130,18 @@ def test_the_rate_rises_and_falls_as_said() -> None:
     assert rates[32] == pytest.approx(1 + math.cos(math.pi * 23 / 90))
     assert rates[-1] == pytest.approx(0.0, abs=1e-12)
     assert all(a > b for a, b in itertools.pairwise(rates[9:]))
-    flat = Recipe(steps=4, peak_lr=1.0, warmup=0.0)
+    flat = TrainingRecipe(steps=4, peak_lr=1.0, warmup=0.0)
     assert flat.rate(0, 4) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-    assert Recipe(steps=4, peak_lr=1.0, warmup=1.0).rate(3, 4) == pytest.approx(1.0)
+    assert TrainingRecipe(steps=4, peak_lr=1.0, warmup=1.0).rate(3, 4) == pytest.approx(1.0)
 
 
 def test_the_rate_is_the_one_that_is_used() -> None:
     """One step of AdamW moves every weight by about the rate."""
     model = Transformer(CLASSIFIER, seed=0)
-    recipe = Recipe(steps=1, batch_size=64, peak_lr=1e-3, warmup=1.0, weight_decay=0.0)
+    recipe = TrainingRecipe(steps=1, batch_size=64, peak_lr=1e-3, warmup=1.0, weight_decay=0.0)
     moved = train(model, *problem(), recipe, seed=0).model.head.weight - model.head.weight
     torch.testing.assert_close(moved.abs(), torch.full_like(moved, 1e-3), rtol=1e-2, atol=0)
-    still = Recipe(steps=1, batch_size=64, peak_lr=1e-3, warmup=0.0, weight_decay=0.0)  # already at zero
+    still = TrainingRecipe(steps=1, batch_size=64, peak_lr=1e-3, warmup=0.0, weight_decay=0.0)  # already at zero
     assert same(weights(train(model, *problem(), still, seed=0).model), weights(model))
 
 
@@ -163,32 +163,39 @@ def test_the_rate_is_the_one_that_is_used() -> None:
 )
 def test_a_recipe_that_can_not_be_is_refused(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(IsobasinError, match=said):
-        Recipe(**wrong)  # type: ignore[arg-type]
+        TrainingRecipe(**wrong)  # type: ignore[arg-type]
 
 
 def test_no_steps_give_the_model_back() -> None:
     model = Transformer(CLASSIFIER, seed=0)
-    trained = train(model, *problem(), Recipe(steps=0), seed=0)
+    trained = train(model, *problem(), TrainingRecipe(steps=0), seed=0)
     assert trained.losses == ()
     assert same(weights(trained.model), weights(model))
     assert str(trained) == "0 steps"
 
 
+def batches(data: LabelledExamples | TokenStream, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    queue, generator = empty_queue(), torch.Generator().manual_seed(0)
+    while True:
+        x, y, queue = data.draw(size, queue, generator)
+        yield x, y
+
+
 def test_every_example_once_per_epoch_and_in_another_order_each_time() -> None:
     rows = torch.arange(10)
-    batches = Labelled(rows, rows).batches(5, torch.Generator().manual_seed(0))
-    epochs = [torch.cat([next(batches)[0], next(batches)[0]]) for _ in range(3)]
+    drawn = batches(LabelledExamples(rows, rows), 5)
+    epochs = [torch.cat([next(drawn)[0], next(drawn)[0]]) for _ in range(3)]
     assert all(epoch.sort().values.tolist() == list(range(10)) for epoch in epochs)
     assert epochs[0].tolist() != epochs[1].tolist() != epochs[2].tolist()
-    over = Labelled(rows, rows).batches(4, torch.Generator().manual_seed(0))
+    over = batches(LabelledExamples(rows, rows), 4)
     joined = torch.cat([next(over)[0] for _ in range(5)])
     assert joined.tolist() == torch.cat(epochs[:2]).tolist()
 
 
 def test_windows_are_shifted_by_one_and_reach_both_ends() -> None:
-    stream = Stream(torch.arange(12), 4)
+    stream = TokenStream(torch.arange(12), 4)
     assert len(stream) == 2
-    x, y = next(stream.batches(200, torch.Generator().manual_seed(0)))
+    x, y = next(batches(stream, 200))
     assert torch.equal(y, x + 1)
     assert sorted(set(x[:, 0].tolist())) == list(range(8))
     assert int(y.max()) == 11
@@ -281,12 +288,12 @@ def test_words_are_dropped_at_the_share_said_and_padding_never() -> None:
 
 def test_bytes_of_pictures_are_scaled_and_small_numbers_are_ids() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(1, 1, 1, 3)
-    assert ready(pixels).flatten().tolist() == pytest.approx([-1.0, -0.6, 1.0])
-    assert ready(torch.tensor([[3, 255]], dtype=torch.uint8)).tolist() == [[3, 255]]
+    assert model_inputs(pixels).flatten().tolist() == pytest.approx([-1.0, -0.6, 1.0])
+    assert model_inputs(torch.tensor([[3, 255]], dtype=torch.uint8)).tolist() == [[3, 255]]
     kept = torch.rand(1, 1, 2, 2)
-    assert ready(kept) is kept
-    narrow, wide = Stream(torch.arange(12, dtype=torch.uint8), 4), Stream(torch.arange(12), 4)
-    drawn = [next(s.batches(9, torch.Generator().manual_seed(0)))[0] for s in (narrow, wide)]
+    assert model_inputs(kept) is kept
+    narrow, wide = TokenStream(torch.arange(12, dtype=torch.uint8), 4), TokenStream(torch.arange(12), 4)
+    drawn = [next(batches(s, 9))[0] for s in (narrow, wide)]
     assert torch.equal(*drawn)
 
 
@@ -302,35 +309,3 @@ def test_padding_is_not_seen() -> None:
     )
     assert masked == pytest.approx(plain, rel=1e-6)
     assert blind != pytest.approx(plain, rel=1e-4)
-
-
-@dataclass(frozen=True)
-class Threads:
-    """A team of two threads that meet to add up."""
-
-    rank: int
-    meeting: threading.Barrier
-    table: dict[int, Tensor] = field(default_factory=dict)
-    size: int = 2
-
-    def total(self, tensor: Tensor) -> Tensor:
-        self.table[self.rank] = tensor
-        self.meeting.wait(30)
-        both = self.table[0] + self.table[1]
-        self.meeting.wait(30)
-        return both
-
-
-def test_a_team_trains_as_one_does() -> None:
-    model, meeting, table = Transformer(CLASSIFIER, seed=0), threading.Barrier(2), {}
-    with ThreadPoolExecutor(2) as pool:
-        teams = [Threads(rank, meeting, table) for rank in (0, 1)]
-        tasks = [pool.submit(train, model, *problem(), SHORT, seed=0, team=team) for team in teams]
-        first, second = (task.result() for task in tasks)
-    alone = train(model, *problem(), SHORT, seed=0)
-    assert same(weights(first.model), weights(second.model))
-    for name, tensor in weights(alone.model).items():
-        torch.testing.assert_close(weights(first.model)[name], tensor, rtol=1e-3, atol=1e-5)
-    assert first.losses != second.losses  # each saw its own half of a batch
-    mean = [(a + b) / 2 for a, b in zip(first.losses, second.losses)]
-    assert mean == pytest.approx(alone.losses, rel=1e-4)

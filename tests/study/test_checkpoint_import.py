@@ -7,9 +7,9 @@ import pytest
 
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
-from isobasin.study.grid import Cell, read_grid
+from isobasin.study.config import Cell, read_grid
 from isobasin.study.plan import plan_cell
-from isobasin.study.sources import find_checkpoint, plant
+from isobasin.study.run import find_checkpoint, import_checkpoint
 from isobasin.study.store import Store
 
 GRID = """
@@ -65,8 +65,8 @@ def test_it_takes_the_place_of_a_pretrained_model(tmp_path: Path) -> None:
     job = plan_cell(cell(tmp_path), checkpoint=found.settings).pretrained
     assert job is not None
     store = Store(tmp_path / "study")
-    plant(job, found, store)
-    assert store.is_whole(job)
+    import_checkpoint(job, found, store)
+    assert store.is_complete(job)
     copied = store.folder(job) / "model"
     assert sorted(path.name for path in copied.iterdir()) == ["config.json", "model.safetensors"]
     assert (copied / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()

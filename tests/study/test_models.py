@@ -14,11 +14,10 @@ import torch
 
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
-from isobasin.study import fitting, scope_parameters
+from isobasin.study import models, scope_parameters
 from isobasin.study.datasets import open_dataset
-from isobasin.study.fitting import baseline, finetune, pretrain, recipe_of, thinned
-from isobasin.study.fitting_models import config_of
-from isobasin.study.jobs import Context, strict
+from isobasin.study.models import baseline, downsample, finetune, model_config, pretrain, recipe_from_table
+from isobasin.study.plan import Context, strict
 from isobasin.weights import load
 
 TRAIN = {"steps": 12, "batch": 8, "rate": 3e-3, "decay": 0.1, "warmup": 0.1, "smoothing": 0.0, "augment": "shift"}
@@ -28,7 +27,7 @@ TUNE = {"scope": "all-attention", "seed": 1, "heads": None, "frozen": False, "da
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(fitting, "PROBED", 20)
+    monkeypatch.setattr(models, "EVALUATION_SAMPLES", 20)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -101,10 +100,10 @@ import os, signal, sys, torch
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[2])
-import test_fitting
-from isobasin.study import fitting
+import test_models
+from isobasin.study import models
 
-looks, measured = [], fitting.measured
+looks, measured = [], models.evaluate
 
 def dying(*given):
     looks.append(1)
@@ -113,8 +112,8 @@ def dying(*given):
     return measured(*given)
 
 torch.set_num_threads(1)
-fitting.PROBED, fitting.EVERY_S, fitting.measured = 20, 0.0, dying
-test_fitting.pretrained(Path(sys.argv[1]))
+models.EVALUATION_SAMPLES, models.CHECKPOINT_SECONDS, models.evaluate = 20, 0.0, dying
+test_models.pretrained(Path(sys.argv[1]))
 """
 
 
@@ -123,10 +122,10 @@ def test_a_run_that_was_stopped_goes_on_with_identical_numbers(
     stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step is kept here; the batches draw on, so that epochs and augmentation must be restored too."""
-    monkeypatch.setattr(fitting, "EVERY_S", 0.0)
+    monkeypatch.setattr(models, "CHECKPOINT_SECONDS", 0.0)
     settings = VIT | {"train": TRAIN | {"batch": 700}}  # the last steps reach into a second epoch
     whole = pretrained(tmp_path / "whole", settings)
-    measured, seen = fitting.measured, []
+    measured, seen = models.evaluate, []
 
     def failing(model: Transformer, *more: Any) -> dict[str, float]:
         seen.append(1)
@@ -134,12 +133,12 @@ def test_a_run_that_was_stopped_goes_on_with_identical_numbers(
             raise Stop("stopped")
         return measured(model, *more)
 
-    monkeypatch.setattr(fitting, "measured", failing)
+    monkeypatch.setattr(models, "evaluate", failing)
     with pytest.raises(Stop, match="stopped"):
         pretrained(tmp_path / "cut", settings)
     assert len(list((tmp_path / "cut" / "scratch").iterdir())) == 1
     calls: list[int] = []
-    monkeypatch.setattr(fitting, "measured", lambda *all_of: (calls.append(1), measured(*all_of))[1])
+    monkeypatch.setattr(models, "evaluate", lambda *all_of: (calls.append(1), measured(*all_of))[1])
     assert pretrained(tmp_path / "cut", settings) == whole
     assert same(tmp_path / "whole", tmp_path / "cut")
     assert len(calls) <= 12 - stop + 2  # it did not begin again
@@ -234,12 +233,12 @@ def test_settings_that_can_not_be_are_refused(settings: Mapping[str, Any], said:
 
 
 def test_a_table_is_a_recipe_and_a_cell_a_model() -> None:
-    recipe = recipe_of({"epochs": 2, "batch": 64, "rate": 1e-4, "decay": 0.2, "warmup": 0.3, "smoothing": 0.1})
+    recipe = recipe_from_table({"epochs": 2, "batch": 64, "rate": 1e-4, "decay": 0.2, "warmup": 0.3, "smoothing": 0.1})
     assert (recipe.epochs, recipe.batch_size, recipe.peak_lr) == (2, 64, 1e-4)
     assert (recipe.weight_decay, recipe.warmup, recipe.label_smoothing) == (0.2, 0.3, 0.1)
-    config = config_of(VIT | {"patch": 4}, open_dataset("digits", None))
+    config = model_config(VIT | {"patch": 4}, open_dataset("digits", None))
     assert config == ModelConfig.preset(
         "vit", positions="rope", n_layers=1, n_heads=2, d_model=8, d_ff=32, image_size=28, patch_size=4, n_channels=1,
         n_classes=10, rope_theta=100.0,
     )  # fmt: skip
-    assert thinned([1.0] * 250, 100) == [1.0] * 84
+    assert downsample([1.0] * 250, 100) == [1.0] * 84

@@ -1,4 +1,4 @@
-"""A trained model with one part drawn anew: the start of the paper's fine-tuning runs."""
+"""A trained model with one part re-initialised: the start of the paper's fine-tuning runs."""
 
 import dataclasses
 
@@ -6,12 +6,11 @@ import torch
 
 from isobasin.errors import ArchitectureError
 from isobasin.model import ModelConfig, Transformer
-
-SCOPES = ("first-attention", "all-attention", "first-block", "model")
+from isobasin.symmetries import SCOPES
 
 
 def scope_parameters(model: Transformer, scope: str) -> frozenset[str]:
-    """Names of the parameters that a scope covers; attention is q, k, v and o, without the norm before it.
+    """Names of the parameters in a scope. Attention is q, k, v and o, without the norm before it.
 
     >>> config = ModelConfig(d_model=8, n_layers=2, n_heads=2, d_ff=16, d_vocab=5, n_positions=4, bias=False)
     >>> sorted(scope_parameters(Transformer(config), "first-attention"))[:2]
@@ -31,12 +30,12 @@ def scope_parameters(model: Transformer, scope: str) -> frozenset[str]:
 
 @torch.no_grad()
 def reinitialise(model: Transformer, scope: str, *, seed: int, n_heads: int | None = None) -> Transformer:
-    """A new model: the scope as `Transformer(config, seed=seed)` draws it, the rest bitwise as it was.
+    """A new model: the scope as `Transformer(config, seed=seed)` initialises it, the rest bitwise unchanged.
 
-    `n_heads` re-cuts the same width into another number of heads. A config has one number for all layers, so this
-    asks for a scope that draws all of the attention.
+    `n_heads` splits the same width into another number of heads. A configuration has one number of heads for all
+    layers, so this needs a scope that contains all attention layers.
     """
-    drawn = scope_parameters(model, scope)
+    replaced = scope_parameters(model, scope)
     if n_heads is not None and scope not in ("all-attention", "model"):
         raise ArchitectureError(
             f"n_heads={n_heads} with scope {scope!r}: the layers that stay keep {model.config.n_heads} heads; "
@@ -45,16 +44,16 @@ def reinitialise(model: Transformer, scope: str, *, seed: int, n_heads: int | No
     config = model.config if n_heads is None else _with_heads(model.config, n_heads)
     like = next(model.parameters())
     made = Transformer(config, seed=seed).to(like).train(model.training)
-    kept = dict(model.named_parameters())
+    before = dict(model.named_parameters())
     for name, parameter in made.named_parameters():
-        parameter.requires_grad_(kept[name].requires_grad)
-        if name not in drawn:
-            parameter.copy_(kept[name])
+        parameter.requires_grad_(before[name].requires_grad)
+        if name not in replaced:
+            parameter.copy_(before[name])
     return made
 
 
 def _with_heads(config: ModelConfig, n_heads: int) -> ModelConfig:
-    """The same widths of queries and of keys, cut into other heads; the rotary share of a head stays."""
+    """The same widths of queries and keys, split into other heads; the rotary share of a head stays."""
     width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
     d_head = width // n_heads if n_heads > 0 else 0
     if d_head < 1 or width % n_heads or kv_width % d_head:
