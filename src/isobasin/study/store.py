@@ -156,21 +156,20 @@ class StoredStudy:
 
 
 def stored_studies(folder: Path) -> list[StoredStudy]:
-    """The study in a folder, or all studies one level below it, folders and packed files, ordered by their names."""
+    """The study in a folder, or all studies one level below it, folders and packed files, ordered by their names.
+
+    If there are both a folder NAME and a file NAME.jsonl, the folder is read.
+    """
     if _holds_study(folder):
         return [_read_folder(folder)]
     try:
-        below = sorted(folder.iterdir(), key=lambda path: path.name.removesuffix(PACKED))
+        packed = {path.stem: path for path in folder.iterdir() if path.suffix == PACKED and path.is_file()}
+        folders = {path.name: path for path in folder.iterdir() if path.is_dir() and _holds_study(path)}
     except OSError as error:
         raise IsobasinError(f"{folder}: can not be read ({error.strerror}); expected the folder of a study") from error
-    readers = [(path, reader) for path in below if (reader := _reader(path))]
-    return [reader(path) for path, reader in readers]
-
-
-def _reader(path: Path) -> Any:
-    if path.is_dir():
-        return _read_folder if _holds_study(path) else None
-    return _read_packed if path.suffix == PACKED and not path.name.startswith(".") else None
+    return [
+        _read_folder(path) if path.is_dir() else _read_packed(path) for _, path in sorted((packed | folders).items())
+    ]
 
 
 def _holds_study(folder: Path) -> bool:
