@@ -1,4 +1,4 @@
-"""The ablations: Stage 1's place among all permutations, each layer drawn anew, and the causal control."""
+"""The ablations: Stage 1's place among all permutations, each layer re-initialised, and the causal control."""
 
 import os
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_the_normalised_loss(method: float, best: float, naive: float, expected:
     assert normalised(method, best, naive) == expected
 
 
-def test_a_layer_drawn_anew_is_what_reinitialising_makes(tmp_path: Path) -> None:
+def test_a_reinitialised_layer_is_what_reinitialise_makes(tmp_path: Path) -> None:
     folder = folder_of("rope")
     settings = MEASURED | {"seeds": [3, 4]}
     found = layers(settings, [folder], tmp_path, context(tmp_path))
@@ -93,9 +93,7 @@ def test_a_layer_drawn_anew_is_what_reinitialising_makes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("positions", "inside", "outside"), [("rope", "H4", "GL4"), ("sinusoidal", "GL4", "queries alone")]
 )
-def test_only_what_lies_inside_the_group_is_taken_back(
-    tmp_path: Path, positions: str, inside: str, outside: str
-) -> None:
+def test_only_what_lies_inside_the_group_is_reverted(tmp_path: Path, positions: str, inside: str, outside: str) -> None:
     settings = MEASURED | {"scope": "all-attention", "points": 3, "seed": 0}
     found = control(settings, [folder_of(positions)], tmp_path, context(tmp_path))
     for side, name in (("inside", inside), ("outside", outside)):
@@ -112,7 +110,7 @@ def test_only_what_lies_inside_the_group_is_taken_back(
     assert strict(found) == found
 
 
-def test_a_disguise_inside_lies_in_h_and_one_outside_does_not() -> None:
+def test_a_reparametrisation_inside_lies_in_h_and_one_outside_does_not() -> None:
     model = load(folder_of("rope") / "model")
     group = RotaryCommutant(4)
     for side, expected in (("inside", True), ("outside", False)):

@@ -42,7 +42,7 @@ class InlinePool:
 
 @dataclass
 class Story:
-    """What was told, by the label of the job."""
+    """The events, by the label of the job."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)

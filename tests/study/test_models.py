@@ -219,7 +219,7 @@ def test_the_baseline_is_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"model": "bert"}, "model 'bert' on data set 'digits', which is image: expected text data"),
         ({"train": TRAIN | {"rat": 1}}, "train: unknown key 'rat', expected epochs, steps, batch"),
@@ -227,8 +227,8 @@ def test_the_baseline_is_a_job(tmp_path: Path) -> None:
         ({"train": {"batch": 8}}, "exactly one"),
     ],
 )
-def test_settings_that_can_not_be_are_refused(settings: Mapping[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(IsobasinError, match=said):
+def test_settings_that_can_not_be_are_refused(settings: Mapping[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(IsobasinError, match=message):
         pretrained(tmp_path, VIT | settings)
 
 

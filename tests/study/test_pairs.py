@@ -1,4 +1,4 @@
-"""The work `pair`: a disguise is taken off, labels say what was done, and each kind of data has its metrics."""
+"""The job `pair`: a reparametrisation is reverted, labels name the matcher, each kind of data has its metrics."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def measured(
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
-def test_a_disguise_is_taken_off(tmp_path: Path, positions: str) -> None:
+def test_a_reparametrisation_is_reverted(tmp_path: Path, positions: str) -> None:
     a = folder_of(positions)
     b = reparametrised(a, tmp_path / "b", "all-attention")
     ways = [{"matcher": "weights"}, {"matcher": "weights", "stage2": "none"}, {"matcher": "activations"}]
@@ -39,7 +39,7 @@ def test_a_disguise_is_taken_off(tmp_path: Path, positions: str) -> None:
     assert barrier["naive"] > 0.5
     assert barrier["weights"] < 1e-5
     assert barrier["activations"] < 1e-4
-    assert barrier["weights/none"] > 0.1, "without Stage 2 it stays on"
+    assert barrier["weights/none"] > 0.1, "without Stage 2 it is not reverted"
     assert found["distance"]["weights"][0] > 0.3
     assert found["distance"]["weights"][1] < 1e-5
     assert max(found["output_change"].values()) < 1e-4
@@ -126,7 +126,7 @@ def test_text_is_measured_in_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("matchers", "scope", "said"),
+    ("matchers", "scope", "message"),
     [
         ([{"matcher": "weights"}, {"matcher": "weights"}], "model", "weights is asked for twice"),
         ([{"matcher": "wieghts"}], "model", "matcher is 'wieghts', expected one of weights"),
@@ -136,8 +136,8 @@ def test_text_is_measured_in_bits(tmp_path: Path) -> None:
         ([{"matcher": "reference"}], "model", "reference aligns attention only, but the scope is model"),
     ],
 )
-def test_a_mistake_in_the_matchers_is_named(tmp_path: Path, matchers: Any, scope: str, said: str) -> None:
-    with pytest.raises(IsobasinError, match=said):
+def test_a_mistake_in_the_matchers_is_named(tmp_path: Path, matchers: Any, scope: str, message: str) -> None:
+    with pytest.raises(IsobasinError, match=message):
         measured(tmp_path, [folder_of("rope"), folder_of("rope", 1)], scope, matchers)
 
 

@@ -1,4 +1,4 @@
-"""Re-initialisation: exactly the scope is drawn anew, as a fresh model would draw it."""
+"""Re-initialisation: exactly the scope is replaced, with the values of a fresh model of that seed."""
 
 import copy
 
@@ -31,7 +31,7 @@ def worn(config: ModelConfig = CONFIG) -> Transformer:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_exactly_the_scope_is_drawn(scope: str) -> None:
+def test_exactly_the_scope_is_reinitialised(scope: str) -> None:
     model, fresh = worn(), Transformer(CONFIG, seed=7).state_dict()
     before = copy.deepcopy(model.state_dict())
     made = reinitialise(model, scope, seed=7)
@@ -74,7 +74,7 @@ def test_grouped_queries_keep_their_width() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "n_heads", "said"),
+    ("scope", "n_heads", "message"),
     [
         ("attention", None, "scope 'attention' is unknown, expected one of first-attention, all-attention"),
         ("first-attention", 4, "the layers that stay keep 2 heads"),
@@ -84,6 +84,6 @@ def test_grouped_queries_keep_their_width() -> None:
         ("all-attention", 16, "rotary_dims is 1"),
     ],
 )
-def test_what_can_not_be_drawn_is_refused(scope: str, n_heads: int | None, said: str) -> None:
-    with pytest.raises(ArchitectureError, match=said):
+def test_impossible_heads_and_scopes_are_refused(scope: str, n_heads: int | None, message: str) -> None:
+    with pytest.raises(ArchitectureError, match=message):
         reinitialise(worn(), scope, seed=0, n_heads=n_heads)

@@ -1,4 +1,4 @@
-"""`isobasin study`: mistakes, a small study from end to end; in full also killed half-way, and on Ray."""
+"""`isobasin study`: mistakes, a small study from end to end; in full also killed and resumed, and on Ray."""
 
 import json
 import os
@@ -209,9 +209,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @full
 @pytest.mark.slow
-def test_killed_half_way_it_goes_on_with_the_same_numbers(
-    straight: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_with_the_same_numbers(straight: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     grid, expected = straight
     with start(grid, tmp_path / "out") as main:
         wait_for(lambda: n_done(tmp_path / "out") >= 8)

@@ -1,4 +1,4 @@
-"""Training: the same for the same seed, nothing touched that was lent, the loss falls, the schedule is the one said."""
+"""Training: reproducible from the seed, inputs unchanged, the loss falls, the schedule is as documented."""
 
 import itertools
 import math
@@ -146,7 +146,7 @@ def test_the_rate_is_the_one_that_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({}, "exactly one"),
         ({"steps": 1, "epochs": 1.0}, "exactly one"),
@@ -161,8 +161,8 @@ def test_the_rate_is_the_one_that_is_used() -> None:
         ({"steps": 1, "peak_lr": math.nan}, "peak_lr is nan"),
     ],
 )
-def test_a_recipe_that_can_not_be_is_refused(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(IsobasinError, match=said):
+def test_a_recipe_that_can_not_be_is_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(IsobasinError, match=message):
         TrainingRecipe(**wrong)  # type: ignore[arg-type]
 
 
@@ -215,9 +215,9 @@ def test_augmentation_draws_from_the_seed_and_is_seen() -> None:
 
 
 def test_watch_is_told_of_every_step() -> None:
-    told: list[tuple[int, int]] = []
-    train(Transformer(CLASSIFIER), *problem(), SHORT, seed=0, watch=lambda *said: told.append(said))
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    seen: list[tuple[int, int]] = []
+    train(Transformer(CLASSIFIER), *problem(), SHORT, seed=0, watch=lambda *step: seen.append(step))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_mixed_precision_trains_float32_weights() -> None:
@@ -230,7 +230,7 @@ def test_mixed_precision_trains_float32_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "inputs", "targets", "said"),
+    ("config", "inputs", "targets", "message"),
     [
         (CLASSIFIER, torch.zeros(4, 5, dtype=torch.long), None, "a classifier needs targets"),
         (LANGUAGE, torch.zeros(8, dtype=torch.long), None, "more than n_positions=8"),
@@ -241,9 +241,9 @@ def test_mixed_precision_trains_float32_weights() -> None:
     ],
 )
 def test_data_that_do_not_fit_are_refused(
-    config: ModelConfig, inputs: Tensor, targets: Tensor | None, said: str
+    config: ModelConfig, inputs: Tensor, targets: Tensor | None, message: str
 ) -> None:
-    with pytest.raises(IsobasinError, match=said):
+    with pytest.raises(IsobasinError, match=message):
         train(Transformer(config), inputs, targets, SHORT, seed=0)
 
 

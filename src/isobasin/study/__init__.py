@@ -1,6 +1,7 @@
 # mypy: implicit-reexport
 """The paper's protocol: train, re-initialise, fine-tune, align, interpolate.
 
+>>> import torch
 >>> from isobasin.model import ModelConfig, Transformer
 >>> from isobasin.study import TrainingRecipe, reinitialise, train
 >>> config = ModelConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, d_vocab=5, n_positions=4, n_classes=2)

@@ -39,16 +39,12 @@ class Field:
     spans: bool = False
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
 
 
 def _is_seed(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return _is_whole(value, 0)
 
 
 def _one_of(words: tuple[str, ...], **more: Any) -> Field:
@@ -56,11 +52,14 @@ def _one_of(words: tuple[str, ...], **more: Any) -> Field:
 
 
 def _count(**more: Any) -> Field:
-    return Field(_is_count, "a whole number of at least 1", **more)
+    return Field(lambda value: _is_whole(value, 1), "a whole number of at least 1", **more)
 
 
 def _number(low: float, high: float, **more: Any) -> Field:
-    return Field(lambda value: _is_number(value) and low <= value <= high, f"a number from {low:g} to {high:g}", **more)
+    def valid(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+    return Field(valid, f"a number from {low:g} to {high:g}", **more)
 
 
 def _text(**more: Any) -> Field:
@@ -78,7 +77,7 @@ def _table() -> Field:
 RECIPE: Mapping[str, Field] = MappingProxyType(
     {
         "epochs": _number(0, 1e6, spans=True),
-        "steps": Field(lambda value: _is_count(value) or value == 0, "a whole number", spans=True),
+        "steps": Field(lambda value: value == 0 or _is_whole(value, 1), "a whole number", spans=True),
         "batch": _count(default=128, spans=True),
         "rate": _number(1e-9, 10, default=1e-3, spans=True),
         "decay": _number(0, 10, default=0.05, spans=True),
@@ -108,7 +107,7 @@ CELL: Mapping[str, Field] = MappingProxyType(
             "a list of at least two whole numbers",
             default=(1, 2, 3),
         ),
-        "points": Field(lambda value: _is_count(value) and value >= 3, "a whole number of at least 3", default=25),
+        "points": Field(lambda value: _is_whole(value, 3), "a whole number of at least 3", default=25),
         "samples": _count(),
         "matchers": _list(default=("weights",)),
         "ablations": _list(default=()),

@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix
 from scipy.special import log_softmax
 
 from isobasin.errors import IsobasinError
-from isobasin.learning.record import FileRecord, Record
+from isobasin.learning.record import FileRecord
 from isobasin.model import ModelConfig, Transformer
 from isobasin.tasks.source import chosen
 from isobasin.tasks.task import Sums, Task
@@ -28,7 +28,7 @@ from .augmentation import augmentation
 from .datasets import Dataset, at_once, open_dataset, rows_of
 from .plan import Context
 from .reinitialisation import reinitialise, scope_parameters
-from .trainer import CheckpointConfig, TrainingRecipe, TrainResult, can_compile, train
+from .trainer import CheckpointConfig, TrainingRecipe, can_compile, train
 from .vocabulary import Vocabulary, words_in
 
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints
@@ -86,14 +86,40 @@ def _train_and_test(
     context: Context,
     only: Collection[str] | None = None,
 ) -> dict[str, Any]:
+    """Train by `settings["train"]`: {epochs or steps, batch, rate, decay, warmup, smoothing, augment}. Save and test.
+
+    On CUDA in bfloat16, with a step as one graph, compiled where that is possible; otherwise in float32.
+    """
+    device, table, batch_size = torch.device(context.device), settings["train"], at_once(data.kind, context.device)
     cache_key = {**settings, "data": dict(data.facts), "model": model.config.to_dict()}
     record = FileRecord(context.scratch / "training", cache_key)
-    found = fit(model, data, settings["train"], seed=settings["seed"], device=context.device, record=record, only=only)
+    probe = data.task("test", samples=EVALUATION_SAMPLES, batch_size=batch_size)
+
+    def loss_and_accuracy(learner: Transformer) -> tuple[float, ...]:
+        metrics = evaluate(learner, probe, device)
+        return metrics["loss"], metrics["accuracy"]
+
+    cuda = device.type == "cuda"
+    found = train(
+        model,
+        data.train.inputs,
+        data.train.targets,
+        recipe_from_table(table),
+        seed=settings["seed"],
+        only=only,
+        augment=augmentation(table.get("augment", "none"), data.kind),
+        pad=data.pad,
+        device=device,
+        autocast=torch.bfloat16 if cuda else None,
+        graphed=cuda,
+        compiled=cuda and can_compile(),
+        checkpoints=CheckpointConfig(record, CHECKPOINT_SECONDS, loss_and_accuracy),
+    )
     found.model.cpu().save(out / "model")
     if data.vocabulary is not None:
         data.vocabulary.save(out / "model")
-    task = data.task("test", samples=TEST_SAMPLES.get(data.kind), batch_size=at_once(data.kind, context.device))
-    result = evaluate(found.model, task, torch.device(context.device))
+    task = data.task("test", samples=TEST_SAMPLES.get(data.kind), batch_size=batch_size)
+    result = evaluate(found.model, task, device)
     record.close()
     return result | {
         "n_steps": len(found.losses),
@@ -102,45 +128,6 @@ def _train_and_test(
         "history": [[int(step), *rest] for step, *rest in found.history],
         "data": dict(data.facts),
     }
-
-
-def fit(
-    model: Transformer,
-    data: Dataset,
-    table: Mapping[str, Any],
-    *,
-    seed: int,
-    device: str,
-    record: Record,
-    only: Collection[str] | None = None,
-) -> TrainResult:
-    """Train by a table of the grid: {epochs or steps, batch, rate, decay, warmup, smoothing, augment}.
-
-    On CUDA in bfloat16, with a step as one graph, compiled where that is possible; otherwise in float32.
-    """
-    where = torch.device(device)
-    task = data.task("test", samples=EVALUATION_SAMPLES, batch_size=at_once(data.kind, device))
-
-    def loss_and_accuracy(learner: Transformer) -> tuple[float, ...]:
-        metrics = evaluate(learner, task, where)
-        return metrics["loss"], metrics["accuracy"]
-
-    cuda = where.type == "cuda"
-    return train(
-        model,
-        data.train.inputs,
-        data.train.targets,
-        recipe_from_table(table),
-        seed=seed,
-        only=only,
-        augment=augmentation(table.get("augment", "none"), data.kind),
-        pad=data.pad,
-        device=where,
-        autocast=torch.bfloat16 if cuda else None,
-        graphed=cuda,
-        compiled=cuda and can_compile(),
-        checkpoints=CheckpointConfig(record, CHECKPOINT_SECONDS, loss_and_accuracy),
-    )
 
 
 def recipe_from_table(table: Mapping[str, Any]) -> TrainingRecipe:
