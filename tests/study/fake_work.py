@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
-from isobasin.study.jobs import Context, Job
+from isobasin.study.plan import Context, Job
 from isobasin.study.store import read_json
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from isobasin.model import ModelConfig, Transformer
-from isobasin.study import Recipe, train
+from isobasin.study import TrainingRecipe, train
 from isobasin.study.datasets import open_dataset
-from isobasin.study.jobs import Context
+from isobasin.study.plan import Context
 from isobasin.transform import scramble
 from isobasin.weights import load
 
@@ -44,7 +44,7 @@ def _trained(positions: str, seed: int, split: str) -> TemporaryDirectory[str]:
     torch.set_num_threads(1)
     samples = MEASURED["samples"] if split == "test" else 2000
     (seen,) = open_dataset("digits", None).task(split, samples=samples, batch_size=samples)
-    recipe = Recipe(steps=100, batch_size=60, peak_lr=1e-2)
+    recipe = TrainingRecipe(steps=100, batch_size=60, peak_lr=1e-2)
     made = Transformer(config(positions), seed=seed)
     trained = train(made, seen.inputs["pixel_values"], seen.targets, recipe, seed=seed).model
     torch.set_num_threads(threads)
@@ -53,7 +53,7 @@ def _trained(positions: str, seed: int, split: str) -> TemporaryDirectory[str]:
     return folder
 
 
-def disguised(folder: Path, out: Path, scope: str, *, seed: int = 1) -> Path:
+def reparametrised(folder: Path, out: Path, scope: str, *, seed: int = 1) -> Path:
     """The same function elsewhere on its orbit."""
     model = load(folder / "model")
     scramble(model, scope=scope, seed=seed).apply(model).save(out / "model")

@@ -1,4 +1,4 @@
-"""The ablations: Stage 1's place among all permutations, each layer drawn anew, and the causal control."""
+"""The ablations: Stage 1's place among all permutations, each layer re-initialised, and the causal control."""
 
 import os
 from pathlib import Path
@@ -6,17 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from study_subjects import MEASURED, context, disguised, folder_of
+from study_subjects import MEASURED, context, folder_of, reparametrised
 
 from isobasin.arch import HeadSpace
 from isobasin.groups import RotaryCommutant
 from isobasin.model import Transformer
 from isobasin.study import reinitialise
-from isobasin.study.ablations import control, heads, layers, normalised
-from isobasin.study.arrangements import MOST, Arranger, arrangements
-from isobasin.study.disguises import disguise
-from isobasin.study.jobs import strict
-from isobasin.study.lines import Line, measured_on
+from isobasin.study.ablations import (
+    MAX_PERMUTATIONS,
+    control,
+    head_permutations,
+    heads,
+    layers,
+    normalised,
+    random_reparametrisation,
+)
+from isobasin.study.align import FixedHeadAligner
+from isobasin.study.pairs import PathEvaluator
+from isobasin.study.plan import strict
 from isobasin.weights import load
 
 SCOPES = ("first-attention", "model", *(["all-attention"] if os.environ.get("ISOBASIN_SLOW") == "1" else []))
@@ -25,7 +32,7 @@ SCOPES = ("first-attention", "model", *(["all-attention"] if os.environ.get("ISO
 @pytest.mark.parametrize("scope", SCOPES)
 def test_planted_heads_are_found_among_all(tmp_path: Path, scope: str) -> None:
     a = folder_of("rope")
-    b = disguised(a, tmp_path / "b", scope)
+    b = reparametrised(a, tmp_path / "b", scope)
     found = heads(MEASURED | {"scope": scope, "points": 3, "seed": 0}, [a, b], tmp_path, context(tmp_path))
     assert len(found["permutations"]) == len(found["loss"]) == len(found["curves"]) == 24
     assert len({str(places) for places in found["permutations"]}) == 24
@@ -38,27 +45,26 @@ def test_planted_heads_are_found_among_all(tmp_path: Path, scope: str) -> None:
 
 def test_one_layer_of_four_heads_is_tried_in_full_and_more_by_chance() -> None:
     four = [HeadSpace("heads0", 4, 4, 8)]
-    every = arrangements(four, {"heads0": (0, 1, 2, 3)}, seed=0)
+    every = head_permutations(four, {"heads0": (0, 1, 2, 3)}, seed=0)
     assert len({each["heads0"] for each in every}) == 24
     eight = [HeadSpace("heads0", 8, 8, 8)]
     chosen = {"heads0": (7, 6, 5, 4, 3, 2, 1, 0)}
-    some = arrangements(eight, chosen, seed=0)
+    some = head_permutations(eight, chosen, seed=0)
     assert some[0] == chosen
-    assert len({each["heads0"] for each in some}) == MOST
-    assert arrangements(eight, chosen, seed=0) == some != arrangements(eight, chosen, seed=1)
+    assert len({each["heads0"] for each in some}) == MAX_PERMUTATIONS
+    assert head_permutations(eight, chosen, seed=0) == some != head_permutations(eight, chosen, seed=1)
     two = [HeadSpace(f"heads{i}", 2, 2, 8) for i in range(2)]
-    assert len(arrangements(two, {"heads0": (0, 1), "heads1": (0, 1)}, seed=0)) == 4, "there are no more"
+    assert len(head_permutations(two, {"heads0": (0, 1), "heads1": (0, 1)}, seed=0)) == 4, "there are no more"
 
 
 def test_an_arrangement_goes_where_it_is_told_and_keeps_the_function(tmp_path: Path) -> None:
     a, b = (load(folder_of("sinusoidal", seed) / "model") for seed in (0, 1))
-    arranger = Arranger(a, b, "first-attention")
-    transform = arranger.transform({"heads0": (2, 0, 3, 1)})
+    aligner = FixedHeadAligner(a, b, "first-attention")
+    transform = aligner.transform({"heads0": (2, 0, 3, 1)})
     assert transform.elements["heads0"].head_permutation.tolist() == [2, 0, 3, 1]
-    task = measured_on(MEASURED, a, context(tmp_path))
-    line = Line.of(a, task, 3, torch.device("cpu"))
-    assert line.change(b, transform.apply(b)) < 1e-5
-    assert line.change(b, a) > 0.1, "the check finds nothing"
+    path = PathEvaluator.of(MEASURED, a, context(tmp_path), n_points=3)
+    assert path.output_change(b, transform.apply(b)) < 1e-5
+    assert path.output_change(b, a) > 0.1, "the check finds nothing"
 
 
 @pytest.mark.parametrize(
@@ -68,15 +74,15 @@ def test_the_normalised_loss(method: float, best: float, naive: float, expected:
     assert normalised(method, best, naive) == expected
 
 
-def test_a_layer_drawn_anew_is_what_reinitialising_makes(tmp_path: Path) -> None:
+def test_a_reinitialised_layer_is_what_reinitialise_makes(tmp_path: Path) -> None:
     folder = folder_of("rope")
     settings = MEASURED | {"seeds": [3, 4]}
     found = layers(settings, [folder], tmp_path, context(tmp_path))
     fresh = reinitialise(Transformer.load(folder / "model"), "first-attention", seed=4)
     fresh.save(tmp_path / "fresh" / "model")
     model, other = load(folder / "model"), load(tmp_path / "fresh" / "model")
-    line = Line.of(model, measured_on(settings, model, context(tmp_path)), 3, torch.device("cpu"))
-    ends = line.to(other).metrics["loss"]
+    path = PathEvaluator.of(settings, model, context(tmp_path), n_points=3)
+    ends = path.curve(other).metrics["loss"]
     assert found["before"] == pytest.approx(ends[0], rel=1e-6)
     assert found["draws"][0][1] == pytest.approx(ends[-1], rel=1e-6)
     assert found["draws"][0][0] != pytest.approx(ends[-1], rel=1e-3), "another seed draws another layer"
@@ -87,9 +93,7 @@ def test_a_layer_drawn_anew_is_what_reinitialising_makes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("positions", "inside", "outside"), [("rope", "H4", "GL4"), ("sinusoidal", "GL4", "queries alone")]
 )
-def test_only_what_lies_inside_the_group_is_taken_back(
-    tmp_path: Path, positions: str, inside: str, outside: str
-) -> None:
+def test_only_what_lies_inside_the_group_is_reverted(tmp_path: Path, positions: str, inside: str, outside: str) -> None:
     settings = MEASURED | {"scope": "all-attention", "points": 3, "seed": 0}
     found = control(settings, [folder_of(positions)], tmp_path, context(tmp_path))
     for side, name in (("inside", inside), ("outside", outside)):
@@ -106,11 +110,11 @@ def test_only_what_lies_inside_the_group_is_taken_back(
     assert strict(found) == found
 
 
-def test_a_disguise_inside_lies_in_h_and_one_outside_does_not() -> None:
+def test_a_reparametrisation_inside_lies_in_h_and_one_outside_does_not() -> None:
     model = load(folder_of("rope") / "model")
     group = RotaryCommutant(4)
     for side, expected in (("inside", True), ("outside", False)):
-        made: Any = disguise(model, side, 0, seed=2)  # type: ignore[arg-type]
+        made: Any = random_reparametrisation(model, side, 0, seed=2)  # type: ignore[arg-type]
         near = group.project(made.keys).matrix()
         assert torch.allclose(near, made.keys, atol=1e-9) == expected
         product = made.queries.mT @ made.keys

@@ -1,19 +1,20 @@
-"""The work `pair`: a disguise is taken off, labels say what was done, and each kind of data has its metrics."""
+"""The job `pair`: a reparametrisation is reverted, labels name the matcher, each kind of data has its metrics."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from study_subjects import MEASURED, context, disguised, folder_of
+from study_subjects import MEASURED, context, folder_of, reparametrised
 
 from isobasin.errors import IsobasinError
 from isobasin.gauge import ReaderMean
 from isobasin.model import ModelConfig, Transformer
-from isobasin.study import lines
-from isobasin.study.aligning import Choice, unlabeled_inputs
-from isobasin.study.jobs import strict
+from isobasin.study import pairs
+from isobasin.study.align import unlabeled_inputs
+from isobasin.study.config import MatcherConfig
 from isobasin.study.pairs import pair
+from isobasin.study.plan import strict
 from isobasin.symmetries import symmetry
 from isobasin.tasks import Batch, Task
 from isobasin.weights import load
@@ -27,9 +28,9 @@ def measured(
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
-def test_a_disguise_is_taken_off(tmp_path: Path, positions: str) -> None:
+def test_a_reparametrisation_is_reverted(tmp_path: Path, positions: str) -> None:
     a = folder_of(positions)
-    b = disguised(a, tmp_path / "b", "all-attention")
+    b = reparametrised(a, tmp_path / "b", "all-attention")
     ways = [{"matcher": "weights"}, {"matcher": "weights", "stage2": "none"}, {"matcher": "activations"}]
     ways += [{"matcher": "reference"}] if positions == "rope" else []  # without rotary positions it takes long
     found = measured(tmp_path, [a, b], "all-attention", ways)
@@ -38,7 +39,7 @@ def test_a_disguise_is_taken_off(tmp_path: Path, positions: str) -> None:
     assert barrier["naive"] > 0.5
     assert barrier["weights"] < 1e-5
     assert barrier["activations"] < 1e-4
-    assert barrier["weights/none"] > 0.1, "without Stage 2 it stays on"
+    assert barrier["weights/none"] > 0.1, "without Stage 2 it is not reverted"
     assert found["distance"]["weights"][0] > 0.3
     assert found["distance"]["weights"][1] < 1e-5
     assert max(found["output_change"].values()) < 1e-4
@@ -83,7 +84,7 @@ def test_products_are_in_tf32_on_lines_and_nowhere_else(tmp_path: Path, monkeypa
         return noted
 
     for name in ("along", "logits"):  # the points of a line; how far alignment moved the outputs
-        monkeypatch.setattr(lines, name, note(name, getattr(lines, name)))
+        monkeypatch.setattr(pairs, name, note(name, getattr(pairs, name)))
     measured(tmp_path, [folder_of("rope"), folder_of("rope", 1)], "all-attention", [{"matcher": "weights"}])
     assert seen == {"along": {True}, "logits": {False}}
     assert not torch.backends.cuda.matmul.allow_tf32
@@ -102,7 +103,7 @@ def test_curves_have_the_points_and_metrics_that_were_asked_for(tmp_path: Path) 
 
 def test_learning_starts_where_its_start_ends_and_says_what_it_kept(tmp_path: Path) -> None:
     a = folder_of("rope", split="train")
-    b = disguised(a, tmp_path / "b", "first-attention")
+    b = reparametrised(a, tmp_path / "b", "first-attention")
     way = {"matcher": "learned", "stage2": "none", "steps": 3, "rate": 0.01, "augment": "shift"}
     found = measured(tmp_path, [a, b], "first-attention", [way])
     learning = found["learning"]["learned/none"]
@@ -125,7 +126,7 @@ def test_text_is_measured_in_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("matchers", "scope", "said"),
+    ("matchers", "scope", "message"),
     [
         ([{"matcher": "weights"}, {"matcher": "weights"}], "model", "weights is asked for twice"),
         ([{"matcher": "wieghts"}], "model", "matcher is 'wieghts', expected one of weights"),
@@ -135,8 +136,8 @@ def test_text_is_measured_in_bits(tmp_path: Path) -> None:
         ([{"matcher": "reference"}], "model", "reference aligns attention only, but the scope is model"),
     ],
 )
-def test_a_mistake_in_the_matchers_is_named(tmp_path: Path, matchers: Any, scope: str, said: str) -> None:
-    with pytest.raises(IsobasinError, match=said):
+def test_a_mistake_in_the_matchers_is_named(tmp_path: Path, matchers: Any, scope: str, message: str) -> None:
+    with pytest.raises(IsobasinError, match=message):
         measured(tmp_path, [folder_of("rope"), folder_of("rope", 1)], scope, matchers)
 
 
@@ -152,7 +153,7 @@ def test_a_mistake_in_the_matchers_is_named(tmp_path: Path, matchers: Any, scope
     ],
 )
 def test_labels_leave_out_what_is_usual(table: dict[str, Any], label: str) -> None:
-    assert Choice.of(table).label == label
+    assert MatcherConfig.from_table(table).label == label
 
 
 def test_padding_is_not_looked_at() -> None:

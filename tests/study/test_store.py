@@ -7,7 +7,7 @@ import pytest
 
 from isobasin.errors import IsobasinError
 from isobasin.study import store as store_module
-from isobasin.study.jobs import Job
+from isobasin.study.plan import Job
 from isobasin.study.store import Store, read_json
 
 JOB = Job("pretrain", {"seed": 1}, (Job("pretrain", {"seed": 0}),))
@@ -39,7 +39,7 @@ def test_a_result_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "seconds": 1.235,
         "files": ["model"],
     }
-    assert store.is_whole(JOB)
+    assert store.is_complete(JOB)
     assert [path.name for path in (tmp_path / "done").iterdir()] == [JOB.name]
 
 
@@ -71,9 +71,9 @@ def test_what_a_killed_worker_left_is_tidied_away(tmp_path: Path) -> None:
     killed = store.writing(JOB)
     left = killed.__enter__().folder
     assert left.is_dir()
-    store.tidy()
+    store.remove_unfinished()
     assert not left.exists()
-    assert store.is_whole(JOB)
+    assert store.is_complete(JOB)
 
 
 def test_dropped_weights_leave_the_numbers_and_can_come_back(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_dropped_weights_leave_the_numbers_and_can_come_back(tmp_path: Path) -> 
     store.drop_weights(JOB)
     assert not (store.folder(JOB) / "model").exists()
     assert store.is_done(JOB)
-    assert not store.is_whole(JOB)
+    assert not store.is_complete(JOB)
     assert store.result(JOB)["accuracy"] == 0.5
     filled(store, weights="2")
-    assert store.is_whole(JOB)
+    assert store.is_complete(JOB)
     assert (store.folder(JOB) / "model/weights").read_text() == "2"
 
 
@@ -96,7 +96,7 @@ def test_failures_are_kept_until_they_are_forgotten(tmp_path: Path) -> None:
     found = store.failure(JOB)
     assert found is not None
     assert (found["error"], found["attempts"], found["job"]["kind"]) == ("no memory", 2, "pretrain")
-    store.forget_failure(JOB)
+    store.remove_failure(JOB)
     assert store.failure(JOB) is None
 
 

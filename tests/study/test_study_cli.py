@@ -1,4 +1,4 @@
-"""`isobasin study`: mistakes, a small study from end to end; in full also killed half-way, and on Ray."""
+"""`isobasin study`: mistakes, a small study from end to end; in full also killed and resumed, and on Ray."""
 
 import json
 import os
@@ -209,9 +209,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @full
 @pytest.mark.slow
-def test_killed_half_way_it_goes_on_with_the_same_numbers(
-    straight: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_with_the_same_numbers(straight: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     grid, expected = straight
     with start(grid, tmp_path / "out") as main:
         wait_for(lambda: n_done(tmp_path / "out") >= 8)
@@ -261,7 +259,7 @@ def test_what_a_killed_worker_left_half_written_is_gone_after_the_run(
 ) -> None:
     """The run itself goes on when a worker is killed, so it is the one to clear up."""
     left = tmp_path / "out" / "done" / ".unfinished-pair-0-abc"
-    monkeypatch.setattr("isobasin.study.run.work_through", lambda *_, **__: left.mkdir(parents=True))
+    monkeypatch.setattr("isobasin.study.run.execute", lambda *_, **__: left.mkdir(parents=True))
     run(["study", "run", str(written(tmp_path, TINY)), "-o", str(tmp_path / "out"), "--quiet"])
     assert left.parent.is_dir()
     assert not left.exists()

@@ -1,41 +1,60 @@
-"""`python -m isobasin.study GRID -o DIR`: the study where torch is, but perhaps not the rest of the command line."""
+"""`python -m isobasin.study GRID -o DIR`: run a study where torch is installed, but not the rest of the command line.
+
+`python -m isobasin.study pack DIR` writes a finished study as one file, DIR.jsonl, which `study report` reads like the
+folder; `unpack FILE.jsonl` writes the folder again.
+"""
 
 import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from isobasin.errors import IsobasinError
 
-from .run import ENGINES, Setting, run_study
+from .run import ENGINES, RunConfig, run_study
+from .store import pack, unpack
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit codes as of `isobasin study run`: 0 all done, 1 some cells failed, 2 the user's mistake, 130 interrupted."""
-    asked = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "isobasin.study", *arguments])
+    conversion = {"pack": pack, "unpack": unpack}.get(arguments[0] if arguments else "")
     try:
-        setting = Setting(
-            data=asked.data,
-            engine=asked.engine,
-            workers=asked.workers,
-            device=asked.device,
-            only=asked.only,
-            retry=asked.retry,
-            keep_weights=not asked.drop_weights,
-            quiet=asked.quiet,
-        )
-        facts = run_study(asked.grid, asked.output, setting, command=command)
+        return _convert(conversion, arguments) if conversion else _run(arguments)
     except IsobasinError as error:
         print(f"isobasin.study: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("isobasin.study: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
-    print(json.dumps({"output": str(asked.output), "failed": facts["failed"], "n_cells": len(facts["cells"])}))
-    return 1 if facts["failed"] else 0
+
+
+def _convert(conversion: Callable[[Path, Path | None], Path], arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(f"python -m isobasin.study {arguments[0]}", description=conversion.__doc__)
+    parser.add_argument("path", type=Path, help="the study: its folder, or its file NAME.jsonl")
+    parser.add_argument("-o", "--output", type=Path, help="where to write; by default beside the study")
+    given = parser.parse_args(arguments[1:])
+    print(json.dumps({"output": str(conversion(given.path, given.output))}))
+    return 0
+
+
+def _run(arguments: Sequence[str]) -> int:
+    given = _parser().parse_args(arguments)
+    command = shlex.join(["python", "-m", "isobasin.study", *arguments])
+    config = RunConfig(
+        data=given.data,
+        engine=given.engine,
+        workers=given.workers,
+        device=given.device,
+        only=given.only,
+        retry=given.retry,
+        keep_weights=not given.drop_weights,
+        quiet=given.quiet,
+    )
+    found = run_study(given.grid, given.output, config, command=command)
+    print(json.dumps({"output": str(given.output), "failed": found["failed"], "n_cells": len(found["cells"])}))
+    return 1 if found["failed"] else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=ENGINES, default="local")
     parser.add_argument("--workers", type=int, help="processes at a time")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    parser.add_argument("--only", help="only cells whose name holds this text")
+    parser.add_argument("--only", help="only cells whose name contains this text")
     parser.add_argument("--retry", action="store_true", help="try again what failed in an earlier run")
     parser.add_argument("--drop-weights", action="store_true", help="delete the models when all is measured")
     parser.add_argument("--quiet", action="store_true", help="no progress")

@@ -1,12 +1,18 @@
-"""The works beside `pair`: all head permutations, each layer's attention drawn anew, and the causal control."""
+"""Jobs beside `pair`: all head permutations, each layer's attention re-initialised, and the causal control."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from isobasin.arch import HeadSpace
+from isobasin.groups import GL, Heads
 from isobasin.match.align import align
 from isobasin.match.matchers import WeightMatching
 from isobasin.model import ModelConfig, Transformer
@@ -15,48 +21,51 @@ from isobasin.path.survey import survey
 from isobasin.symmetries import symmetry
 from isobasin.weights import Weights, load
 
-from .arrangements import Arranger, arrangements
-from .disguises import Side, disguised
-from .jobs import Context
-from .lines import Line, heights, measured_on, middle
+from .align import FixedHeadAligner, HeadPermutations
+from .pairs import PathEvaluator, barriers, evaluation_task
+from .plan import Context
+from .results import midpoint
 
-POINTS = 9  # of each line: there are two dozen of them
-DRAWS = 3
+POINTS = 9  # of each path: there are two dozen of them
+SAMPLES = 3  # re-initialisations and reparametrisations
+MAX_PERMUTATIONS = 24  # that are measured: all permutations of four heads
+
+Side = Literal["inside", "outside"]  # of the symmetry group
 
 
 def heads(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
-    """Every permutation of the heads (or 23 random ones and the chosen), Stage 2 applied to each: where is Stage 1's?
+    """Stage 2 after every permutation of the heads (or 23 random ones and the matched one), and the rank of Stage 1's.
 
-    L is the loss half-way; `normalised` is 100 (L_chosen − L_best) / (L_naive − L_best). For scopes with several layers
-    an arrangement permutes the heads of all of them; stream and units stay where matching puts them.
+    L is the loss at the midpoint; `normalised` is 100 (L_matched − L_best) / (L_naive − L_best). For scopes with
+    several layers the heads of all of them are permuted; stream and units stay where matching puts them.
     """
     a, b = (load(folder / "model") for folder in needs)
-    task = measured_on(settings, a, context)
-    line = Line.of(a, task, settings.get("points", POINTS), torch.device(context.device))
-    arranger = Arranger(a, b, settings.get("scope", "first-attention"), settings.get("stage2", "full"))
-    tried = arrangements(arranger.layers, arranger.chosen, seed=settings.get("seed", 0))
-    curves = [line.to(arranger.transform(places).apply(b)) for places in tried]
-    naive = line.to(b)
-    half = [middle(curve) for curve in curves]
-    chosen = next(i for i, places in enumerate(tried) if dict(places) == dict(arranger.chosen))
+    path = PathEvaluator.of(settings, a, context, n_points=settings.get("points", POINTS))
+    aligner = FixedHeadAligner(a, b, settings.get("scope", "first-attention"), settings.get("stage2", "full"))
+    tried = head_permutations(aligner.layers, aligner.matched, seed=settings.get("seed", 0))
+    curves = [path.curve(aligner.transform(each).apply(b)) for each in tried]
+    naive = path.curve(b)
+    losses = [midpoint(curve.metrics["loss"]) for curve in curves]
+    naive_loss = midpoint(naive.metrics["loss"])
+    chosen = next(i for i, each in enumerate(tried) if dict(each) == dict(aligner.matched))
     return {
         "permutations": [[list(places) for places in each.values()] for each in tried],
-        "lambdas": list(line.lambdas),
+        "lambdas": list(path.lambdas),
         "curves": [list(curve.metrics["loss"]) for curve in curves],
-        "loss": half,
-        "barrier": [heights(curve)["loss"] for curve in curves],
-        "naive": middle(naive),
+        "loss": losses,
+        "barrier": [barriers(curve)["loss"] for curve in curves],
+        "naive": naive_loss,
         "naive_curve": list(naive.metrics["loss"]),
-        "naive_barrier": heights(naive)["loss"],
+        "naive_barrier": barriers(naive)["loss"],
         "chosen": chosen,
-        "rank": 1 + sum(loss < half[chosen] for loss in half),
-        "normalised": normalised(half[chosen], min(half), middle(naive)),
-        "n_samples": task.n_samples,
+        "rank": 1 + sum(loss < losses[chosen] for loss in losses),
+        "normalised": normalised(losses[chosen], min(losses), naive_loss),
+        "n_samples": path.task.n_samples,
     }
 
 
 def normalised(method: float, best: float, naive: float) -> float | None:
-    """L̂ = 100 (L_method − L_best) / (L_naive − L_best); None where naive is as good as the best.
+    """L̂ = 100 (L_method − L_best) / (L_naive − L_best); None if the naive path is as good as the best.
 
     >>> normalised(1.1, 1.0, 2.0)
     10.0
@@ -64,13 +73,32 @@ def normalised(method: float, best: float, naive: float) -> float | None:
     return round(100 * (method - best) / (naive - best), 10) if naive > best else None
 
 
+def head_permutations(layers: Sequence[HeadSpace], matched: HeadPermutations, *, seed: int) -> list[HeadPermutations]:
+    """All permutations if one layer has at most MAX_PERMUTATIONS of them; otherwise the matched one and random ones."""
+    if len(layers) == 1 and math.factorial(layers[0].n_kv_heads) <= MAX_PERMUTATIONS:
+        return [{layers[0].name: places} for places in permutations(range(layers[0].n_kv_heads))]
+    return [matched, *_random_permutations(layers, matched, seed)]
+
+
+def _random_permutations(
+    layers: Sequence[HeadSpace], matched: HeadPermutations, seed: int
+) -> Iterator[HeadPermutations]:
+    rng, seen = torch.Generator().manual_seed(seed), {tuple(matched.values())}
+    most = min(MAX_PERMUTATIONS, math.prod(math.factorial(heads.n_kv_heads) for heads in layers))
+    while len(seen) < most:
+        drawn = {h.name: tuple(torch.randperm(h.n_kv_heads, generator=rng).tolist()) for h in layers}
+        if tuple(drawn.values()) not in seen:
+            seen.add(tuple(drawn.values()))
+            yield drawn
+
+
 def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
-    """The loss after the attention of one layer alone is drawn anew: the mean over `seeds`, layer by layer."""
+    """The loss after the attention of one layer alone is re-initialised: the mean over `seeds`, for each layer."""
     model = load(needs[0] / "model")
     mixture = Mixture.of(model, torch.device(context.device))
     trained = mixture.buffer.clone()
-    seeds = list(settings.get("seeds", range(DRAWS)))
-    fresh = {seed: mixture.vector(_drawn(model, seed)) for seed in seeds}
+    seeds = list(settings.get("seeds", range(SAMPLES)))
+    fresh = {seed: mixture.vector(_initialised(model, seed)) for seed in seeds}
 
     def place(layer: int | None, seed: int) -> None:
         mixture.buffer.copy_(trained)
@@ -78,15 +106,15 @@ def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, contex
             if layer is not None and name.startswith(f"blocks.{layer}.attn."):
                 mixture.part(mixture.buffer, name).copy_(mixture.part(fresh[seed], name))
 
-    everywhere = range(model.arch.sizes.n_layers)
-    stations = {f"{i}/{seed}": (lambda i=i, seed=seed: place(i, seed)) for i in everywhere for seed in seeds}
-    task = measured_on(settings, model, context)
-    sums = survey(mixture, {"before": lambda: place(None, 0), **stations}, task)
+    every_layer = range(model.arch.sizes.n_layers)
+    points = {f"{i}/{seed}": (lambda i=i, seed=seed: place(i, seed)) for i in every_layer for seed in seeds}
+    task = evaluation_task(settings, model, context)
+    sums = survey(mixture, {"before": lambda: place(None, 0), **points}, task)
     found = {name: each.metrics(task.kind) for name, each in sums.items()}
-    each = {metric: [[found[f"{i}/{s}"][metric] for s in seeds] for i in everywhere] for metric in found["before"]}
+    each = {metric: [[found[f"{i}/{s}"][metric] for s in seeds] for i in every_layer] for metric in found["before"]}
     return {
-        "loss": [fmean(draws) for draws in each["loss"]],
-        "accuracy": [fmean(draws) for draws in each["accuracy"]],
+        "loss": [fmean(values) for values in each["loss"]],
+        "accuracy": [fmean(values) for values in each["accuracy"]],
         "draws": each["loss"],
         "before": found["before"]["loss"],
         "accuracy_before": found["before"]["accuracy"],
@@ -94,48 +122,49 @@ def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, contex
     }
 
 
-def _drawn(model: Weights, seed: int) -> Weights:
+def _initialised(model: Weights, seed: int) -> Weights:
     config = ModelConfig.from_dict(dict(model.config))
     return load(Transformer(config, seed=seed).state_dict(), config.to_dict())
 
 
 def control(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
-    """A model against itself with Q–K disguised: by its own symmetry, and by matrices outside it. Then aligned.
+    """A model and itself with Q and K reparametrised, by its own symmetry and by matrices outside it; then aligned.
 
-    Only what lies inside the group leaves the outputs alone, and only that is removed again by alignment.
+    Only a reparametrisation inside the group leaves the outputs unchanged, and only that one is reverted by alignment.
     """
     model = load(needs[0] / "model")
-    task = measured_on(settings, model, context)
-    line = Line.of(model, task, settings.get("points", POINTS), torch.device(context.device))
+    path = PathEvaluator.of(settings, model, context, n_points=settings.get("points", POINTS))
     scope, seed = settings.get("scope", "all-attention"), settings.get("seed", 0)
     sides: tuple[Side, Side] = ("inside", "outside")
     return {
         "positions": model.config.get("positions"),
         "group": str(symmetry(model.arch).scoped(scope)),
-        "lambdas": list(line.lambdas),
-        "n_samples": task.n_samples,
-        **{side: _disguised_and_aligned(model, line, side, scope, seed) for side in sides},
+        "lambdas": list(path.lambdas),
+        "n_samples": path.task.n_samples,
+        **{side: _reparametrise_and_align(model, path, side, scope, seed) for side in sides},
     }
 
 
-def _disguised_and_aligned(model: Weights, line: Line, side: Side, scope: str, seed: int) -> dict[str, Any]:
-    """Several draws, each measured before and after alignment."""
+def _reparametrise_and_align(
+    model: Weights, path: PathEvaluator, side: Side, scope: str, seed: int
+) -> dict[str, list[Any]]:
+    """Several random reparametrisations, each measured before and after alignment."""
     layers = [int(h.name.removeprefix("heads")) for h in model.arch.heads()]
     layers = layers[:1] if scope == "first-attention" else layers
     rows: dict[str, list[Any]] = {}
-    for draw in range(DRAWS):
-        other, element = disguised(model, layers, side, seed=seed + 1000 * draw)
+    for sample in range(SAMPLES):
+        other, element = reparametrised(model, layers, side, seed=seed + 1000 * sample)
         found = align(other, to=model, matcher=WeightMatching(scope=scope))
         moved = found.transform.apply(other)
-        naive, aligned = line.to(other), line.to(moved)
+        naive, aligned = path.curve(other), path.curve(moved)
         row = {
             "element": element,
-            "function_change": line.change(model, other),
+            "function_change": path.output_change(model, other),
             "end_loss": naive.metrics["loss"][-1],
-            "barrier": [heights(naive)["loss"], heights(aligned)["loss"]],
+            "barrier": [barriers(naive)["loss"], barriers(aligned)["loss"]],
             "excess": [excess(curve.metrics["loss"]) for curve in (naive, aligned)],
             "distance": [found.distance_before, found.distance_after],
-            "output_change": line.change(other, moved),
+            "output_change": path.output_change(other, moved),
             "curves": {"naive": list(naive.metrics["loss"]), "aligned": list(aligned.metrics["loss"])},
         }
         for name, value in row.items():
@@ -144,9 +173,60 @@ def _disguised_and_aligned(model: Weights, line: Line, side: Side, scope: str, s
 
 
 def excess(losses: Sequence[float]) -> float:
-    """How far the line rises over its first end: unlike the barrier it sees that the other end is bad.
+    """The largest rise over the first end. Unlike the barrier it shows that the other end is bad.
 
     >>> excess([1.0, 3.0, 2.0])
     2.0
     """
     return max(losses) - losses[0]
+
+
+@dataclass(frozen=True)
+class Reparametrisation:
+    """A change of the query and key vectors of every head: q → U q, k → V k."""
+
+    name: str
+    queries: Tensor
+    keys: Tensor
+
+
+def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: int) -> Reparametrisation:
+    """A random reparametrisation of one layer's heads, singular values in ½ … 2.
+
+    Inside, V = U⁻ᵀ with U of the group: a complex number per rotary pair under RoPE, any invertible matrix without it.
+    Outside, under RoPE, V = U⁻ᵀ with any invertible U: QKᵀ stays the same, but not with rotations between Q and K.
+    Without rotary positions that is inside the group, so outside only the queries change.
+    """
+    group = symmetry(model.arch).groups[f"heads{layer}"]
+    assert isinstance(group, Heads)
+    rotary = any(heads.rotary for heads in model.arch.heads())
+    n, width = group.n_kv, group.qk.n
+    inner = group.qk if side == "inside" else GL(width)
+    keys = inner.sample(n, seed=seed).matrix()
+    queries = torch.linalg.inv(keys).mT
+    if side == "outside" and not rotary:
+        return Reparametrisation("queries alone", queries, torch.eye(width, dtype=keys.dtype).expand_as(keys))
+    return Reparametrisation(str(inner), queries, keys)
+
+
+def reparametrised(model: Weights, layers: list[int], side: Side, *, seed: int) -> tuple[Weights, str]:
+    """One of our own models with the attention of these layers reparametrised, and the name of the matrices."""
+    tensors: dict[str, Tensor] = {name: model[name] for name in model}
+    names = []
+    for layer in layers:
+        found = random_reparametrisation(model, side, layer, seed=seed + layer)
+        names.append(found.name)
+        for letter, matrix in (("q", found.queries), ("k", found.keys)):
+            for kind in ("weight", "bias"):
+                name = f"blocks.{layer}.attn.{letter}.{kind}"
+                if name in tensors:
+                    tensors[name] = _per_head(tensors[name], matrix)
+    return replace(model, tensors=tensors), names[0]
+
+
+def _per_head(tensor: Tensor, matrix: Tensor) -> Tensor:
+    """The rows of a projection, those of each head times its matrix; query heads of a group share one matrix."""
+    width = matrix.shape[-1]
+    heads = tensor.to(torch.float64).reshape(-1, width, *tensor.shape[1:])
+    each = matrix.repeat_interleave(len(heads) // len(matrix), 0)
+    return torch.einsum("hij,hj...->hi...", each, heads).reshape(tensor.shape).to(tensor.dtype)

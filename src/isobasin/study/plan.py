@@ -1,21 +1,168 @@
-"""From cells to jobs: what is trained, which pairs are measured, what is ablated; equal jobs are one job."""
+"""Jobs of a study, and the jobs of each cell.
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+A job is one piece of work: its kind, its settings, the jobs it needs, and the key under which its result is stored.
+Equal jobs of several cells are one job.
+"""
+
+import hashlib
+import importlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .aligning import Choice
-from .grid import Cell
-from .jobs import Job, in_order
+from isobasin.errors import IsobasinError
 
-_LEARNING = ("start", "steps", "rate", "augment")  # of a choice: for `learned` alone
+from .config import Cell, MatcherConfig
+
+if TYPE_CHECKING:
+    from .store import Store
+
+WORK: Mapping[str, str] = MappingProxyType(
+    {
+        "baseline": "isobasin.study.models:baseline",
+        "pretrain": "isobasin.study.models:pretrain",
+        "finetune": "isobasin.study.models:finetune",
+        "pair": "isobasin.study.pairs:pair",
+        "heads": "isobasin.study.ablations:heads",
+        "layers": "isobasin.study.ablations:layers",
+        "control": "isobasin.study.ablations:control",
+    }
+)
+"""Kind of a job -> "module:function", imported when it runs. A kind may also be such an address itself."""
+
+VERSION: Mapping[str, int] = MappingProxyType(dict.fromkeys(WORK, 1))
+"""Part of the key: increase it when a kind of work gives other numbers for the same settings."""
+
+_KEY_DIGITS = 24  # hexadecimal: 96 bits
+_LEARNED_ONLY = ("start", "steps", "rate", "augment")  # fields of MatcherConfig that only `learned` reads
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kind of work, all settings that its result depends on, and the jobs whose folders it reads.
+
+    The key is the beginning of sha256 over canonical JSON of (kind, its version, settings, keys of needs).
+
+    >>> a = Job("pretrain", {"model": "vit", "seed": 1})
+    >>> a.key == Job("pretrain", {"seed": 1, "model": "vit"}).key, a.key == Job("pretrain", {"model": "vit"}).key
+    (True, False)
+    >>> len(Job("finetune", {"scope": "model"}, (a,)).key)
+    24
+    """
+
+    kind: str
+    settings: Mapping[str, Any]  # plain JSON data: no path, no device
+    needs: tuple["Job", ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        parts = [self.kind, VERSION.get(self.kind, 1), self.settings, [need.key for need in self.needs]]
+        text = json.dumps(strict(parts), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+
+    @property
+    def name(self) -> str:
+        """The name of its result, `pretrain-0123…`."""
+        return f"{self.kind.rpartition(':')[2]}-{self.key}"
+
+    @property
+    def title(self) -> str:
+        """A short description for progress messages.
+
+        >>> Job("finetune", {"scope": "first-block", "seed": 2}, (Job("pretrain", {"model": "vit"}),)).title
+        'finetune first-block seed 2'
+        """
+        shown = ("model", "positions", "dataset", "scope")
+        words = [Path(str(self.settings[key])).name for key in shown if self.settings.get(key) is not None]
+        seed = [f"seed {self.settings['seed']}"] if self.settings.get("seed") else []
+        pair = ["–".join(str(need.settings.get("seed")) for need in self.needs)] if len(self.needs) == 2 else []
+        return " ".join([self.kind.rpartition(":")[2], *words, *seed, *pair])
+
+    def __hash__(self) -> int:  # settings are a mapping
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.key == other.key
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a job needs to run but its result does not depend on."""
+
+    data: Path | None  # root of the datasets; None: only those that ship with the package
+    device: str  # "cpu", "cuda", "cuda:1", …
+    scratch: Path  # a folder for the work function's checkpoints; it survives a kill
+
+
+Work = Callable[[Mapping[str, Any], Sequence[Path], Path, Context], dict[str, Any]]
+"""work(settings, folders of the needs in order, an empty folder to write into, context) -> result, plain JSON."""
+
+
+def run_job(job: Job, store: "Store", context: Context) -> dict[str, Any]:
+    """Run a job whose needs are done, unless it is done itself. Returns the content of its `result.json`.
+
+    `context.scratch` is the root of all scratch folders; the work function gets one of its own.
+    """
+    if store.is_complete(job):
+        return store.result(job)
+    work = load_work(job.kind)
+    scratch = context.scratch / job.name
+    scratch.mkdir(parents=True, exist_ok=True)
+    folders = [store.folder(need) for need in job.needs]
+    with store.writing(job) as pending:
+        began = time.perf_counter()
+        found = work(job.settings, folders, pending.folder, replace(context, scratch=scratch))
+        result = pending.commit(found, seconds=time.perf_counter() - began)
+    store.remove_scratch(scratch)
+    return result
+
+
+def load_work(kind: str) -> Work:
+    """The work function of a kind."""
+    module, _, function = WORK.get(kind, kind).partition(":")
+    if not function:
+        raise IsobasinError(f"kind of work {kind!r} is unknown, expected one of {', '.join(WORK)}")
+    work: Work = getattr(importlib.import_module(module), function)
+    return work
+
+
+def in_order(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """The jobs and all jobs that they need, each once, needs first."""
+    found: dict[Job, None] = {}
+
+    def visit(job: Job) -> None:
+        if job not in found:
+            for need in job.needs:
+                visit(need)
+            found[job] = None
+
+    for job in jobs:
+        visit(job)
+    return tuple(found)
+
+
+def strict(value: Any) -> Any:
+    """The value as strict JSON data: tuples become lists, NaN and infinities null, lone surrogates question marks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {strict(str(name)): strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """The jobs of one cell. `models` are in the order of its seeds, `pairs` in that of its pairs."""
+    """The jobs of one cell. `models` are in the order of its seeds, `pairs` in the order of its pairs."""
 
     cell: Cell
     baseline: Job | None
@@ -32,7 +179,7 @@ class CellPlan:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Where each result lies, as study.json says it."""
+        """The name of each result, as in study.json."""
         seeds = self.cell.seeds
         return {
             "baseline": self.baseline.name if self.baseline else None,
@@ -46,11 +193,12 @@ class CellPlan:
 
 
 def plan_cell(cell: Cell, *, checkpoint: Mapping[str, str] | None = None, baseline: bool = False) -> CellPlan:
-    """The jobs of a cell; `checkpoint` replaces pretraining, `baseline` asks for the simple one beside the models."""
+    """The jobs of a cell. `checkpoint` replaces pretraining; `baseline` adds the tf-idf baseline."""
     pretrained = None if cell.scope == "model" else _pretrain(cell, checkpoint)
-    models = tuple(
-        _pretrain_whole(cell, seed) if pretrained is None else _finetune(cell, seed, pretrained) for seed in cell.seeds
-    )
+    if pretrained is None:
+        models = tuple(_pretrain_job(cell, cell.dataset, cell.whole, seed) for seed in cell.seeds)
+    else:
+        models = tuple(_finetune(cell, seed, pretrained) for seed in cell.seeds)
     pairs = tuple(Job("pair", _pair_settings(cell), (models[i], models[j])) for i, j in cell.pairs)
     ablations = _ablations(cell, pretrained or models[0], models)
     simple = Job("baseline", {"dataset": cell.dataset, "limits": {}}) if baseline else None
@@ -72,14 +220,13 @@ def _train(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pretrain(cell: Cell, checkpoint: Mapping[str, str] | None) -> Job:
-    seed, dataset = cell.pretrain["seed"] or 0, cell.pretrain["dataset"] or cell.dataset
     if checkpoint is not None:
         return Job("pretrain", _shape(cell) | {"dataset": cell.dataset, "checkpoint": dict(checkpoint)})
-    return Job("pretrain", _shape(cell) | {"dataset": dataset, "train": _train(cell.pretrain), "seed": seed})
+    return _pretrain_job(cell, cell.pretrain["dataset"] or cell.dataset, cell.pretrain, cell.pretrain["seed"] or 0)
 
 
-def _pretrain_whole(cell: Cell, seed: int) -> Job:
-    return Job("pretrain", _shape(cell) | {"dataset": cell.dataset, "train": _train(cell.whole), "seed": seed})
+def _pretrain_job(cell: Cell, dataset: str, recipe: Mapping[str, Any], seed: int) -> Job:
+    return Job("pretrain", _shape(cell) | {"dataset": dataset, "train": _train(recipe), "seed": seed})
 
 
 def _finetune(cell: Cell, seed: int, pretrained: Job) -> Job:
@@ -94,42 +241,29 @@ def _finetune(cell: Cell, seed: int, pretrained: Job) -> Job:
     return Job("finetune", settings, (pretrained,))
 
 
-def _measuring(cell: Cell) -> dict[str, Any]:
+def _measurement(cell: Cell) -> dict[str, Any]:
     return {"dataset": cell.dataset, "samples": cell.samples}
 
 
 def _pair_settings(cell: Cell) -> dict[str, Any]:
-    matchers = [_matcher_settings(choice) for choice in cell.matchers]
-    return _measuring(cell) | {"matchers": matchers, "scope": cell.scope, "points": cell.points}
+    matchers = [_matcher_settings(config) for config in cell.matchers]
+    return _measurement(cell) | {"matchers": matchers, "scope": cell.scope, "points": cell.points}
 
 
-def _matcher_settings(choice: Choice) -> dict[str, Any]:
-    drop = () if choice.matcher == "learned" else _LEARNING
-    return {key: value for key, value in asdict(choice).items() if key not in drop}
+def _matcher_settings(config: MatcherConfig) -> dict[str, Any]:
+    drop = () if config.matcher == "learned" else _LEARNED_ONLY
+    return {key: value for key, value in asdict(config).items() if key not in drop}
 
 
 def _ablations(cell: Cell, trained: Job, models: tuple[Job, ...]) -> dict[str, tuple[Job, ...]]:
-    """`heads` for every pair, `layers` of the pretrained model, `control` of the first model."""
-    measuring, found = _measuring(cell), {}
+    """`heads` for every pair, `layers` for the pretrained model, `control` for the first model."""
+    common, found = _measurement(cell), {}
     if "heads" in cell.ablations:
-        settings = measuring | {"scope": cell.scope, "stage2": "full", "seed": 0}
+        settings = common | {"scope": cell.scope, "stage2": "full", "seed": 0}
         found["heads"] = tuple(Job("heads", settings, (models[i], models[j])) for i, j in cell.pairs)
     if "layers" in cell.ablations:
-        found["layers"] = (Job("layers", measuring | {"seeds": list(cell.seeds)}, (trained,)),)
+        found["layers"] = (Job("layers", common | {"seeds": list(cell.seeds)}, (trained,)),)
     if "control" in cell.ablations:
-        settings = measuring | {"scope": "all-attention", "seed": 0}
+        settings = common | {"scope": "all-attention", "seed": 0}
         found["control"] = (Job("control", settings, (models[0],)),)
     return found
-
-
-def job_title(job: Job) -> str:
-    """A few words for a person: what is being done.
-
-    >>> job_title(Job("finetune", {"scope": "first-block", "seed": 2}, (Job("pretrain", {"model": "vit"}),)))
-    'finetune first-block seed 2'
-    """
-    kept = ("model", "positions", "dataset", "scope")
-    words = [Path(str(job.settings[key])).name for key in kept if job.settings.get(key) is not None]
-    seed = [f"seed {job.settings['seed']}"] if job.settings.get("seed") else []
-    pair = ["–".join(str(need.settings.get("seed")) for need in job.needs)] if len(job.needs) == 2 else []
-    return " ".join([job.kind.rpartition(":")[2], *words, *seed, *pair])

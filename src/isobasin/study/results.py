@@ -1,31 +1,51 @@
-"""A study read back from its JSON alone: its cells, each with its models, its pairs and what was ablated."""
+# mypy: implicit-reexport
+"""The results of a study read from its JSON alone: its cells with their models, pairs and ablations, and the values
+that tables, figures and summary.json show."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
 from isobasin.errors import IsobasinError
-from isobasin.report.fields import strict
+from isobasin.symmetries import SCOPES
 
-from .store import RESULT, read_json
+from .store import PACKED, RESULT, STUDY, StoredStudy, stored_studies
 
-STUDY = "study.json"
 NAIVE = "naive"
+CONNECTED_SHARE = 0.05  # of the naive barrier
+CONNECTED_NATS = 0.02
+MAX_OUTPUT_CHANGE = 1e-3  # relative: alignment that changes the outputs by more has changed the function
+SCOPE_TITLES = {
+    "first-attention": "First attention layer",
+    "all-attention": "All attention layers",
+    "first-block": "First Transformer layer",
+    "model": "Entire model",
+}
+STAGES = {"weights/none": "none", "weights/orthogonal": "orthogonal", "weights": "full"}
 _SHAPE = ("model", "positions", "layers", "heads", "width")
 _ABLATIONS = ("heads", "layers", "control")
-_DONE = f"[!.]*/{RESULT}"  # what is being written, or was when its worker was killed, has a hidden name
+_NBSP = "\N{NO-BREAK SPACE}"
+_MODELS = {"vit": "ViT", "bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
+_DATASETS = {
+    "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100",
+    "tiny-imagenet": "Tiny ImageNet", "imagenet": "ImageNet", "ag_news": "AG News", "imdb": "IMDB",
+    "dbpedia": "DBPedia", "wikitext-103": "WikiText-103", "one-billion-word": "One Billion Word",
+    "shakespeare": "Shakespeare", "tinyshakespeare": "Shakespeare",
+}  # fmt: skip
 
-Facts = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One pair: its seeds, and what the work `pair` gave back."""
+class PairResult:
+    """One pair: its seeds, and the result of its job `pair`."""
 
     seeds: tuple[int, int]
-    facts: Facts
+    facts: JsonObject
 
     @property
     def name(self) -> str:
@@ -46,16 +66,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One setting of the study; `status` is done, failed or not filled, `why` the reason of a failure."""
+    """One cell of the study; `status` is done, failed or not filled, `why` the reason of a failure."""
 
-    about: Facts
+    about: JsonObject
     status: str
     why: str | None
-    models: tuple[tuple[int, Facts], ...] = ()
-    pairs: tuple[Measured, ...] = ()
+    models: tuple[tuple[int, JsonObject], ...] = ()
+    pairs: tuple[PairResult, ...] = ()
     baseline: float | None = None
-    pretrained: Facts | None = None
-    ablations: Mapping[str, tuple[Facts, ...]] = field(default_factory=dict)
+    pretrained: JsonObject | None = None
+    ablations: Mapping[str, tuple[JsonObject, ...]] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -63,13 +83,13 @@ class CellResult:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Every matcher that all of its pairs have."""
+        """The matchers that all of its pairs have."""
         shared = self.pairs[0].labels if self.pairs else ()
         return tuple(label for label in shared if all(label in pair.labels for pair in self.pairs))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What its curves show, the loss first; bits per byte say more of text than accuracy does."""
+        """The metrics that are drawn: the loss, and bits per byte for text, otherwise accuracy."""
         found = self.pairs[0].facts["curves"][NAIVE] if self.pairs else {}
         second = "bits_per_byte" if "bits_per_byte" in found else "accuracy"
         return tuple(metric for metric in ("loss", second) if metric in found)
@@ -81,57 +101,46 @@ class Study:
 
     name: str
     cells: tuple[CellResult, ...]
-    runs: tuple[Facts, ...] = ()
+    runs: tuple[JsonObject, ...] = ()
 
 
 def read_study(folder: Path) -> Study:
-    """The study of a folder: by its study.json, or without one by what lies in `done`. A folder of such folders is
-    read as one study."""
-    places = [folder] if _holds_study(folder) else sorted(p for p in _folders(folder) if _holds_study(p))
-    if not places:
+    """The study of a folder: by its study.json, or without one by the results alone.
+
+    A folder that holds several studies, as folders or as packed files, is read as one study.
+    """
+    stored = stored_studies(folder)
+    if not stored:
         raise IsobasinError(f"{folder}: no study in it, expected {STUDY} or done/*/{RESULT}; run `isobasin study run`")
-    studies = [_read_one(place) for place in places]
+    studies = [_study(each) for each in stored]
     if len(studies) == 1:
         return studies[0]
     cells = tuple(cell for study in studies for cell in study.cells)
     return Study(folder.absolute().name, cells, tuple(run for study in studies for run in study.runs))
 
 
-def _folders(folder: Path) -> Iterator[Path]:
-    try:
-        yield from (path for path in folder.iterdir() if path.is_dir())
-    except OSError as error:
-        raise IsobasinError(f"{folder}: can not be read ({error.strerror}); expected the folder of a study") from error
-
-
-def _holds_study(folder: Path) -> bool:
-    return (folder / STUDY).is_file() or any((folder / "done").glob(_DONE))
-
-
-def _read_one(folder: Path) -> Study:
-    done = {path.parent.name: strict(read_json(path)) for path in sorted((folder / "done").glob(_DONE))}
-    if (folder / STUDY).is_file():
-        table = strict(read_json(folder / STUDY))
-        rows, name, runs = table.get("cells") or [], table.get("name"), table.get("runs") or []
+def _study(stored: StoredStudy) -> Study:
+    if stored.table is not None:
+        rows, name, runs = (stored.table.get(key) for key in ("cells", "name", "runs"))
     else:
-        rows, name, runs = _rows_of(done), None, []
-    cells = tuple(_cell(row, done, folder) for row in rows)
-    return Study(str(name or folder.absolute().name), cells, tuple(runs))
+        rows, name, runs = _rows_from_results(stored.results), None, None
+    cells = tuple(_cell(row, stored.results, stored.path) for row in rows or ())
+    return Study(str(name or stored.path.absolute().name.removesuffix(PACKED)), cells, tuple(runs or ()))
 
 
-def _cell(row: Facts, done: Mapping[str, Facts], folder: Path) -> CellResult:
+def _cell(row: JsonObject, done: Mapping[str, JsonObject], path: Path) -> CellResult:
     jobs = row.get("jobs") or {}
     try:
         pairs = tuple(
-            Measured((each["seeds"][0], each["seeds"][1]), _checked(done[each["job"]], each["job"]))
+            PairResult((each["seeds"][0], each["seeds"][1]), _checked_pair(done[each["job"]], each["job"]))
             for each in jobs.get("pairs", ())
             if each["job"] in done
         )
         models = tuple((each["seed"], done[each["job"]]) for each in jobs.get("models", ()) if each["job"] in done)
     except (KeyError, IndexError, TypeError) as error:
-        raise IsobasinError(f"{folder}: a cell of {STUDY} can not be read ({error!r}); run the study again") from error
-    waiting = len(pairs) < len(jobs.get("pairs", ()))
-    status = "not filled" if row.get("status") == "done" and waiting else str(row.get("status"))
+        raise IsobasinError(f"{path}: a cell of {STUDY} can not be read ({error!r}); run the study again") from error
+    missing = len(pairs) < len(jobs.get("pairs", ()))
+    status = "not filled" if row.get("status") == "done" and missing else str(row.get("status"))
     return CellResult(
         about=row,
         status=status,
@@ -144,17 +153,17 @@ def _cell(row: Facts, done: Mapping[str, Facts], folder: Path) -> CellResult:
     )
 
 
-def _checked(found: Facts, name: str) -> Facts:
+def _checked_pair(found: JsonObject, name: str) -> JsonObject:
     n = len(found.get("lambdas") or ())
     curves = found.get("curves") or {}
-    whole = n >= 2 and NAIVE in curves and all(len(v) == n for curve in curves.values() for v in curve.values())
-    if not whole or not isinstance(found.get("barrier"), Mapping):
+    complete = n >= 2 and NAIVE in curves and all(len(v) == n for curve in curves.values() for v in curve.values())
+    if not complete or not isinstance(found.get("barrier"), Mapping):
         raise IsobasinError(f"done/{name}/{RESULT}: not the result of a pair; delete it to have it made again")
     return found
 
 
-def _rows_of(done: Mapping[str, Facts]) -> list[dict[str, Any]]:
-    """Cells from the results alone: pairs whose models differ by nothing but their seed belong together."""
+def _rows_from_results(done: Mapping[str, JsonObject]) -> list[dict[str, Any]]:
+    """Cells from the results alone: pairs whose models differ only by their seed belong together."""
     rows: dict[str, dict[str, Any]] = {}
     for name, found in done.items():
         job = found.get("job") or {}
@@ -169,22 +178,20 @@ def _rows_of(done: Mapping[str, Facts]) -> list[dict[str, Any]]:
             if {"seed": seed, "job": need} not in row["jobs"]["models"]:
                 row["jobs"]["models"].append({"seed": seed, "job": need})
     for row in rows.values():
-        row["jobs"] = {key: _in_order(jobs) for key, jobs in row["jobs"].items()} | _beside(row, done)
+        row["jobs"]["pairs"].sort(key=lambda job: job["seeds"])
+        row["jobs"]["models"].sort(key=lambda job: job["seed"])
+        row["jobs"] |= _baseline_and_ablations(row, done)
     return list(rows.values())
 
 
-def _in_order(jobs: Any) -> Any:
-    return sorted(jobs, key=lambda job: job.get("seeds") or [job["seed"]]) if isinstance(jobs, list) else jobs
-
-
-def _about(end: Facts, settings: Facts, done: Mapping[str, Facts]) -> dict[str, Any]:
-    """What a pair's models have in common."""
+def _about(end: JsonObject, settings: JsonObject, done: Mapping[str, JsonObject]) -> dict[str, Any]:
+    """What the models of a pair have in common."""
     tuned = end["settings"] if end["kind"] == "finetune" else {}
     first = done[end["needs"][0]]["job"]["settings"] if tuned and end["needs"][0] in done else end["settings"]
-    kept = {key: first.get(key) for key in _SHAPE}
+    shape = {key: first.get(key) for key in _SHAPE}
     trained = {key: each.get("train") for key, each in (("pretrain", first), ("finetune", tuned)) if each}
     return {
-        **kept,
+        **shape,
         "dataset": settings.get("dataset"),
         "scope": settings.get("scope"),
         "frozen": bool(tuned.get("frozen")),
@@ -193,13 +200,13 @@ def _about(end: Facts, settings: Facts, done: Mapping[str, Facts]) -> dict[str, 
     }
 
 
-def _empty_row(end: Facts) -> dict[str, Any]:
+def _empty_row(end: JsonObject) -> dict[str, Any]:
     pretrained = end["needs"][0] if end["kind"] == "finetune" else None
     return {"status": "done", "why": None, "jobs": {"pairs": [], "models": [], "pretrain": pretrained}}
 
 
-def _beside(row: Facts, done: Mapping[str, Facts]) -> dict[str, Any]:
-    """The baseline of the cell's data, and the ablations of its models or of what they came from."""
+def _baseline_and_ablations(row: JsonObject, done: Mapping[str, JsonObject]) -> dict[str, Any]:
+    """The baseline of the cell's data set, and the ablations of its models or of their pretrained model."""
     models = {each["job"] for each in row["jobs"]["models"]} | {row["jobs"]["pretrain"]}
     found: dict[str, Any] = {kind: [] for kind in _ABLATIONS}
     for name, result in done.items():
@@ -209,3 +216,289 @@ def _beside(row: Facts, done: Mapping[str, Facts]) -> dict[str, Any]:
         if job.get("kind") == "baseline" and job["settings"].get("dataset") == row["dataset"]:
             found["baseline"] = name
     return found
+
+
+def midpoint(values: Sequence[_Value]) -> _Value:
+    """The value at λ = ½, or at the point just before it if the number of points is even.
+
+    >>> midpoint([0.1, 0.5, 0.2]), midpoint([0.1, 0.5, 0.7, 0.2])
+    (0.5, 0.5)
+    """
+    return values[(len(values) - 1) // 2]
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean, or None if a value is missing: a barrier that is not finite is not left out of an average."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
+
+
+def is_connected(barrier: float | None, naive: float | None) -> bool | None:
+    """The rule of the study: at most 5 % of the naive barrier, or at most 0.02 nats.
+
+    >>> is_connected(0.04, 1.0), is_connected(0.019, 0.02), is_connected(0.1, 1.0), is_connected(None, 1.0)
+    (True, True, False, None)
+    """
+    if barrier is None:
+        return None
+    return barrier <= CONNECTED_NATS or (naive is not None and barrier <= CONNECTED_SHARE * naive)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One matcher in one cell: the barrier of each pair, their mean, its share of the naive mean, connected pairs."""
+
+    label: str
+    each: tuple[float | None, ...]
+    naive: tuple[float | None, ...]
+    output_change: float | None
+    half: float | None  # mean loss at the midpoint: it also differs between paths without a barrier
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.each)
+
+    @property
+    def naive_mean(self) -> float | None:
+        return mean(self.naive)
+
+    @property
+    def share(self) -> float | None:
+        """Mean barrier over mean naive barrier."""
+        naive, own = self.naive_mean, self.mean
+        return own / naive if own is not None and naive else None
+
+    @property
+    def n_connected(self) -> int:
+        return sum(bool(is_connected(own, naive)) for own, naive in zip(self.each, self.naive))
+
+    @property
+    def connected(self) -> bool:
+        """Whether every pair is connected and alignment left the function unchanged."""
+        return self.n_connected == len(self.each) > 0 and self.same_function
+
+    @property
+    def same_function(self) -> bool:
+        return self.output_change is None or self.output_change <= MAX_OUTPUT_CHANGE
+
+
+def scores(cell: CellResult, metric: str = "loss") -> dict[str, Score]:
+    """The scores of every matcher of a cell that is done, the naive path first; none for other cells."""
+    if not cell.done:
+        return {}
+    naive = tuple(pair.barrier(NAIVE, metric) for pair in cell.pairs)
+    return {
+        label: Score(
+            label,
+            tuple(pair.barrier(label, metric) for pair in cell.pairs),
+            naive,
+            _largest_output_change(cell.pairs, label),
+            mean([midpoint(curve) if (curve := pair.curve(label, metric)) else None for pair in cell.pairs]),
+        )
+        for label in (NAIVE, *cell.labels)
+    }
+
+
+def _largest_output_change(pairs: Sequence[PairResult], label: str) -> float | None:
+    found = [(pair.facts.get("output_change") or {}).get(label) for pair in pairs]
+    return max((value for value in found if value is not None), default=None)
+
+
+def quality(cell: CellResult, metric: str) -> float | None:
+    """The mean of a metric over the models of a cell."""
+    return mean([result.get(metric) for _, result in cell.models])
+
+
+def ablation(cell: CellResult, kind: str) -> tuple[JsonObject, ...]:
+    return cell.ablations.get(kind, ())
+
+
+def summary_row(cell: CellResult) -> dict[str, Any]:
+    """A cell as summary.json holds it."""
+    keys = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope", "cell")
+    found, accuracy = scores(cell), scores(cell, "accuracy")
+    return {
+        **{key: cell.about.get(key) for key in keys},
+        "status": cell.status,
+        "why": cell.why,
+        "models": [{"seed": seed, **_model_row(result)} for seed, result in cell.models],
+        "accuracy": quality(cell, "accuracy"),
+        "bits_per_byte": quality(cell, "bits_per_byte"),
+        "baseline": cell.baseline,
+        "pairs": [list(pair.seeds) for pair in cell.pairs],
+        "barrier": {
+            label: {
+                "each": list(score.each),
+                "mean": score.mean,
+                "share": score.share,
+                "half": score.half,
+                "accuracy": accuracy[label].mean,
+                "n_connected": score.n_connected,
+                "connected": score.connected,
+                "output_change": score.output_change,
+            }
+            for label, score in found.items()
+        },
+        "ablations": {
+            "heads": [{key: each.get(key) for key in ("rank", "normalised")} for each in ablation(cell, "heads")],
+            "layers": [{key: each.get(key) for key in ("before", "loss")} for each in ablation(cell, "layers")],
+        },
+    }
+
+
+def _model_row(result: JsonObject) -> dict[str, Any]:
+    shown = ("loss", "accuracy", "bits_per_byte", "perplexity", "n_steps", "n_params", "seconds")
+    return {key: result[key] for key in shown if result.get(key) is not None}
+
+
+def model_name(cell: CellResult) -> str:
+    name = str(cell.about.get("model"))
+    return _MODELS.get(name, name)
+
+
+def data_name(cell: CellResult) -> str:
+    """The usual spelling of the data set; of a path the last part, without the kind of vocabulary."""
+    name = str(cell.about.get("dataset")).partition(":")[0].rpartition("/")[2]
+    return _DATASETS.get(name, name)
+
+
+def size_name(cell: CellResult, *, but: str = "") -> str:
+    """`6 layers, 4 heads, d = 192`, and whether only the scope was trained; `but` leaves one of them out."""
+    about = cell.about
+    heads = f"{about.get('heads')} → {about['finetune_heads']}" if about.get("finetune_heads") else about.get("heads")
+    words = {
+        "layers": f"{about.get('layers')} layer{'' if about.get('layers') == 1 else 's'}",
+        "heads": f"{heads} heads",
+        "width": f"d{_NBSP}={_NBSP}{about.get('width')}",
+        "frozen": "rest frozen" if about.get("frozen") else "",
+    }
+    return ", ".join(word for what, word in words.items() if word and what != but)
+
+
+def positions_name(cell: CellResult) -> str:
+    """`RoPE`, `learned positions`: the bare word `learned` could be the matcher."""
+    name = str(cell.about.get("positions"))
+    return {"rope": "RoPE", "alibi": "ALiBi", "none": "no positions"}.get(name, f"{name} positions")
+
+
+def title(cell: CellResult) -> str:
+    """`ViT on CIFAR-10, RoPE`."""
+    return f"{model_name(cell)} on {data_name(cell)}, {positions_name(cell)}"
+
+
+def n_heads(cell: CellResult) -> int:
+    """The number of heads of the compared models."""
+    return int(cell.about.get("finetune_heads") or cell.about.get("heads") or 0)
+
+
+def by_scope(cells: Iterable[CellResult]) -> dict[str, list[CellResult]]:
+    """Cells by scope, in the order of the paper."""
+    found: dict[str, list[CellResult]] = {}
+    for cell in sorted(cells, key=lambda c: SCOPES.index(s) if (s := c.about.get("scope")) in SCOPES else len(SCOPES)):
+        found.setdefault(str(cell.about.get("scope")), []).append(cell)
+    return found
+
+
+def counts(cells: Sequence[CellResult]) -> Mapping[str, int]:
+    """The number of cells by status."""
+    return {status: sum(cell.status == status for cell in cells) for status in ("done", "failed", "not filled")}
+
+
+def is_main(label: str) -> bool:
+    """Whether a matcher belongs in the main tables: variants of Stage 2 and of head distances have their own."""
+    return "/" not in label or label.startswith("learned")
+
+
+def stage2_cells(cells: Iterable[CellResult]) -> list[tuple[CellResult, dict[str, Score]]]:
+    """Cells that were aligned without Stage 2, with rotations only, and in full.
+
+    Attention scopes only: sweeps over a whole model start with rotations inside the heads in all three cases.
+    """
+    found = [(cell, scores(cell)) for cell in cells if str(cell.about.get("scope")).endswith("attention")]
+    return [
+        (cell, {name: score[label] for label, name in STAGES.items()})
+        for cell, score in found
+        if all(label in score for label in STAGES)
+    ]
+
+
+def distance_cells(cells: Iterable[CellResult]) -> list[tuple[CellResult, dict[str, Score]]]:
+    """Cells in which heads were paired by several distances."""
+    chosen = []
+    for cell in cells:
+        every = scores(cell)
+        found = {label.removeprefix("weights/"): s for label, s in every.items() if _is_distance(label)}
+        if found and "weights" in every:
+            chosen.append((cell, {"complete": every["weights"]} | found))  # the default distance has no label
+    return chosen
+
+
+def _is_distance(label: str) -> bool:
+    return label.startswith("weights/") and label not in STAGES
+
+
+@dataclass(frozen=True)
+class PositionComparison:
+    """The same cell with absolute and with rotary positions."""
+
+    absolute: CellResult
+    rotary: CellResult
+
+
+def position_comparisons(cells: Sequence[CellResult]) -> list[PositionComparison]:
+    """Pairs of done cells that differ only in their positions."""
+    rotary = {_without(cell, "positions"): cell for cell in cells if cell.done and _is_rotary(cell)}
+    return [
+        PositionComparison(cell, rotary[key])
+        for cell in cells
+        if cell.done and not _is_rotary(cell) and (key := _without(cell, "positions")) in rotary
+    ]
+
+
+def _is_rotary(cell: CellResult) -> bool:
+    return cell.about.get("positions") == "rope"
+
+
+def _without(cell: CellResult, *left_out: str) -> str:
+    """A key of everything about a cell except some of it; cells with equal keys agree in the rest."""
+    keys = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope")
+    kept = {key: cell.about.get(key) for key in keys if key not in left_out}
+    lengths = ("epochs", "steps") if "length" in left_out else ()
+    return repr(kept | {"trained": [_training(result, lengths) for _, result in cell.models]})
+
+
+def _training(result: JsonObject, left_out: Sequence[str]) -> Any:
+    """The recipe of one model."""
+    found = result.get("job", {}).get("settings", {}).get("train") or {}
+    return sorted((key, value) for key, value in found.items() if key not in left_out)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Cells that differ in one number only, in ascending order of it."""
+
+    what: str  # heads, width, layers or steps
+    cells: tuple[tuple[float, CellResult], ...]
+
+
+def sweeps(cells: Sequence[CellResult]) -> list[Sweep]:
+    """All groups of two cells or more that differ only in the number of heads, width, depth or training steps."""
+    axes = {
+        "heads": (("heads", "finetune_heads"), n_heads),
+        "width": (("width",), lambda cell: cell.about.get("width")),
+        "layers": (("layers",), lambda cell: cell.about.get("layers")),
+        "steps": (("length",), lambda cell: quality(cell, "n_steps")),
+    }
+    found = []
+    for what, (left_out, value) in axes.items():
+        groups: dict[str, dict[float, CellResult]] = {}
+        for cell in cells:
+            number = value(cell) if cell.done else None
+            if number is not None:
+                groups.setdefault(_without(cell, *left_out), {}).setdefault(number, cell)
+        found += [Sweep(what, tuple(sorted(group.items()))) for group in groups.values() if len(group) > 1]
+    return found
+
+
+from isobasin.study.results import JsonObject as Facts  # noqa: E402, F401  # SHIM-NAME
+from isobasin.study.results import PairResult as Measured  # noqa: E402, F401  # SHIM-NAME

@@ -1,9 +1,15 @@
-"""Results on disk, found by the key of their job: a folder appears under its name whole, or not at all.
+"""Results on disk, found by the key of their job. A result appears complete under its name, or not at all.
 
-DIR/done/<kind>-<key>/result.json     what the work gave back, the job, its seconds and commit, the names of its files
+The folder of a study, as `study run` writes it:
+
+DIR/study.json                        the grid, a row for each cell, the runs
+DIR/done/<kind>-<key>/result.json     the result, the job, its seconds and commit, the names of its files
 DIR/done/<kind>-<key>/…               the files
-DIR/failed/<kind>-<key>.json          the error, how often it was tried
-DIR/scratch/<kind>-<key>/             what unfinished work keeps to go on from
+DIR/failed/<kind>-<key>.json          the error and the number of attempts
+DIR/scratch/<kind>-<key>/             checkpoints of unfinished work
+
+A finished study can be packed into one file, NAME.jsonl: {"study": …} on the first line, the content of study.json;
+then {"name": "<kind>-<key>", "result": …} for each result. Files beside result.json are not packed.
 """
 
 import json
@@ -11,7 +17,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +27,30 @@ from isobasin.errors import IsobasinError
 from isobasin.files import write_text
 from isobasin.path.fingerprint import source_commit
 
-from .jobs import Job, strict
+from .plan import Job, strict
 
 RESULT = "result.json"
+STUDY = "study.json"
+PACKED = ".jsonl"
 _UNFINISHED = ".unfinished-"
+_DONE = f"[!.]*/{RESULT}"  # unfinished results have a hidden name
 _PLAIN_LIST = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a job in work writes: `folder` is empty at first, `commit` makes it the result."""
+class PendingResult:
+    """Where a running job writes: `folder` is empty at first, `commit` turns it into the result."""
 
     folder: Path
     job: Job
     target: Path
 
     def commit(self, found: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        """Write result.json, have all of it on the disk, and rename it to where it is looked for."""
+        """Write result.json, flush all files to disk, and rename the folder to its final name."""
         files = sorted(path.name for path in self.folder.iterdir())
         took = round(seconds, 3)
-        # Work that times its own parts says so under `seconds`; the time of all of it is then with the job.
-        about = {**_about(self.job), "seconds": took, "git": source_commit()}
+        # A work function that times its own parts gives them as `seconds`; the total is then under `job`.
+        about = {**_job_dict(self.job), "seconds": took, "git": source_commit()}
         result: dict[str, Any] = strict({"seconds": took, **found, "job": about, "files": files})
         write_json(self.folder / RESULT, result)
         for path in self.folder.rglob("*"):
@@ -58,10 +67,9 @@ class Store:
     """The folder of a study.
 
     >>> import tempfile
-    >>> from isobasin.study.jobs import Job
     >>> store, job = Store(Path(tempfile.mkdtemp())), Job("pretrain", {"seed": 1})
-    >>> with store.writing(job) as place:
-    ...     result = place.commit({"loss": float("nan")}, seconds=1.0)
+    >>> with store.writing(job) as pending:
+    ...     result = pending.commit({"loss": float("nan")}, seconds=1.0)
     >>> store.is_done(job), store.result(job)["loss"]
     (True, None)
     """
@@ -79,8 +87,8 @@ class Store:
         """Whether there is a result."""
         return (self.folder(job) / RESULT).is_file()
 
-    def is_whole(self, job: Job) -> bool:
-        """Whether there is a result, and every file of it: weights may have been dropped since."""
+    def is_complete(self, job: Job) -> bool:
+        """Whether there is a result with all of its files: weights may have been dropped since."""
         if not self.is_done(job):
             return False
         return all((self.folder(job) / name).exists() for name in self.result(job).get("files", ()))
@@ -89,35 +97,35 @@ class Store:
         return read_json(self.folder(job) / RESULT)
 
     @contextmanager
-    def writing(self, job: Job) -> Iterator[Place]:
-        """A temporary sibling to write into; without `commit` nothing of it is left."""
+    def writing(self, job: Job) -> Iterator[PendingResult]:
+        """A temporary folder to write into. It is removed unless `commit` was called."""
         done = self.root / "done"
         done.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{job.name}-", dir=done))
-        folder.chmod(0o755)  # mkdtemp makes it for its owner alone
+        folder.chmod(0o755)  # mkdtemp gives permissions to the owner only
         try:
-            yield Place(folder, job, self.folder(job))
+            yield PendingResult(folder, job, self.folder(job))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def failure(self, job: Job) -> dict[str, Any] | None:
-        """Why a job failed, in this run or an earlier one."""
+        """The recorded failure of a job, in this run or an earlier one."""
         path = self._failed(job)
         return read_json(path) if path.is_file() else None
 
     def record_failure(self, job: Job, error: str, attempts: int) -> None:
         self._failed(job).parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._failed(job), {"error": error, "attempts": attempts, "job": _about(job)})
+        write_json(self._failed(job), {"error": error, "attempts": attempts, "job": _job_dict(job)})
 
-    def forget_failure(self, job: Job) -> None:
+    def remove_failure(self, job: Job) -> None:
         self._failed(job).unlink(missing_ok=True)
 
-    def forget_scratch(self, folder: Path) -> None:
+    def remove_scratch(self, folder: Path) -> None:
         if folder.is_relative_to(self.scratch):
             shutil.rmtree(folder, ignore_errors=True)
 
     def drop_weights(self, job: Job) -> None:
-        """Delete all files of a result but result.json."""
+        """Delete all files of a result except result.json."""
         for name in self.result(job).get("files", ()):
             path = self.folder(job) / name
             if path.is_dir():
@@ -125,8 +133,8 @@ class Store:
             else:
                 path.unlink(missing_ok=True)
 
-    def tidy(self) -> None:
-        """Remove what killed work left half-written. Only for the one run that holds the folder."""
+    def remove_unfinished(self) -> None:
+        """Remove the temporary folders of killed workers. Only the run that holds the lock may do this."""
         for path in (self.root / "done").glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -134,20 +142,91 @@ class Store:
         return self.root / "failed" / f"{job.name}.json"
 
 
-def _about(job: Job) -> dict[str, Any]:
+def _job_dict(job: Job) -> dict[str, Any]:
     return {"kind": job.kind, "settings": job.settings, "needs": [need.name for need in job.needs]}
 
 
+@dataclass(frozen=True)
+class StoredStudy:
+    """All JSON of a study: the content of study.json, None if there is none, and each result by its name."""
+
+    path: Path
+    table: Mapping[str, Any] | None
+    results: Mapping[str, Mapping[str, Any]]
+
+
+def stored_studies(folder: Path) -> list[StoredStudy]:
+    """The study in a folder, or all studies one level below it, folders and packed files, ordered by their names.
+
+    If there are both a folder NAME and a file NAME.jsonl, the folder is read.
+    """
+    if _holds_study(folder):
+        return [_read_folder(folder)]
+    try:
+        packed = {path.stem: path for path in folder.iterdir() if path.suffix == PACKED and path.is_file()}
+        folders = {path.name: path for path in folder.iterdir() if path.is_dir() and _holds_study(path)}
+    except OSError as error:
+        raise IsobasinError(f"{folder}: can not be read ({error.strerror}); expected the folder of a study") from error
+    return [
+        _read_folder(path) if path.is_dir() else _read_packed(path) for _, path in sorted((packed | folders).items())
+    ]
+
+
+def _holds_study(folder: Path) -> bool:
+    return (folder / STUDY).is_file() or any((folder / "done").glob(_DONE))
+
+
+def _read_folder(folder: Path) -> StoredStudy:
+    results = {path.parent.name: strict(read_json(path)) for path in sorted((folder / "done").glob(_DONE))}
+    table = strict(read_json(folder / STUDY)) if (folder / STUDY).is_file() else None
+    return StoredStudy(folder, table, results)
+
+
+def _read_packed(path: Path) -> StoredStudy:
+    try:
+        # str.splitlines would also split at separators inside JSON strings.
+        first, *rest = (strict(json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line)
+        return StoredStudy(path, first["study"], {line["name"]: dict(line["result"]) for line in rest})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise IsobasinError(f"{path}: is not a packed study ({error!r}); pack the folder of the study again") from error
+
+
+def pack(folder: Path, output: Path | None = None) -> Path:
+    """Write study.json and all results of a study into one file, `<folder>.jsonl` beside the folder by default."""
+    if not _holds_study(folder):
+        raise IsobasinError(f"{folder}: no study in it, expected {STUDY} or done/*/{RESULT}")
+    study = _read_folder(folder)
+    lines = [{"study": study.table}, *({"name": name, "result": result} for name, result in study.results.items())]
+    place = folder.with_name(folder.name + PACKED) if output is None else output
+    write_text(place, "".join(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n" for line in lines))
+    return place
+
+
+def unpack(path: Path, output: Path | None = None) -> Path:
+    """Write a packed study as the folder that `study run` can continue; `<name>` beside the file by default."""
+    study, folder = _read_packed(path), path.with_suffix("") if output is None else output
+    if folder.exists():
+        raise IsobasinError(f"{folder}: already there; choose another folder with -o")
+    for name, result in study.results.items():
+        place = folder / "done" / Path(name).name
+        place.mkdir(parents=True)
+        write_json(place / RESULT, result)
+    if study.table is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / STUDY, study.table)
+    return folder
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Strict JSON, whole or not at all."""
+    """Write strict JSON, atomically."""
     text = json.dumps(strict(value), allow_nan=False, indent=1, ensure_ascii=False)
-    write_text(path, _rows_on_lines(text) + "\n")
+    write_text(path, _compact_lists(text) + "\n")
 
 
-def _rows_on_lines(text: str) -> str:
-    """A list of plain values on one line: a curve of 25 points is a row, not a page.
+def _compact_lists(text: str) -> str:
+    """Put each list of plain values on one line.
 
-    >>> _rows_on_lines(json.dumps({"curve": [1.5, 2.5], "name": "a [b]"}, indent=1))
+    >>> _compact_lists(json.dumps({"curve": [1.5, 2.5], "name": "a [b]"}, indent=1))
     '{\\n "curve": [1.5, 2.5],\\n "name": "a [b]"\\n}'
     """
     return _PLAIN_LIST.sub(lambda found: "[" + " ".join(line.strip() for line in found[1].split("\n")) + "]", text)

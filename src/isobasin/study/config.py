@@ -1,0 +1,399 @@
+"""Grid files, `GRID.toml`: every key with the values it takes, and the cells that a grid spans.
+
+An unknown key or a wrong value is an error that names it.
+"""
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from isobasin.errors import IsobasinError
+from isobasin.match.heads import HEAD_DISTANCES, STAGES
+from isobasin.model.presets import preset_settings
+from isobasin.symmetries import SCOPES
+
+from .augmentation import NAMES as AUGMENTATIONS
+
+MODELS = ("vit", "bert", "gpt2", "llama")
+POSITIONS = ("absolute", "sinusoidal", "learned", "rope", "alibi", "none")
+MATCHERS = ("weights", "activations", "learned", "reference")
+STARTS = ("weights", "activations")
+ABLATIONS = ("stage2", "distances", "heads", "layers", "control")
+REQUIREMENTS = ("accuracy", "bits_per_byte", "perplexity", "loss")
+_RECIPES = ("pretrain", "finetune", "whole")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key: its valid values (as a test and in words), its default, and whether a list of values spans the grid."""
+
+    valid: Callable[[Any], bool]
+    expected: str
+    default: Any = None
+    required: bool = False
+    spans: bool = False
+
+
+def _is_whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
+
+
+def _is_seed(value: Any) -> bool:
+    return _is_whole(value, 0)
+
+
+def _one_of(words: tuple[str, ...], **more: Any) -> Field:
+    return Field(lambda value: value in words, f"one of {', '.join(words)}", **more)
+
+
+def _count(**more: Any) -> Field:
+    return Field(lambda value: _is_whole(value, 1), "a whole number of at least 1", **more)
+
+
+def _number(low: float, high: float, **more: Any) -> Field:
+    def valid(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+    return Field(valid, f"a number from {low:g} to {high:g}", **more)
+
+
+def _text(**more: Any) -> Field:
+    return Field(lambda value: isinstance(value, str) and bool(value), "a name in quotes", **more)
+
+
+def _list(expected: str = "a list", **more: Any) -> Field:
+    return Field(lambda value: isinstance(value, list), expected, **more)
+
+
+def _table() -> Field:
+    return Field(lambda value: isinstance(value, Mapping), "a table")
+
+
+RECIPE: Mapping[str, Field] = MappingProxyType(
+    {
+        "epochs": _number(0, 1e6, spans=True),
+        "steps": Field(lambda value: value == 0 or _is_whole(value, 1), "a whole number", spans=True),
+        "batch": _count(default=128, spans=True),
+        "rate": _number(1e-9, 10, default=1e-3, spans=True),
+        "decay": _number(0, 10, default=0.05, spans=True),
+        "warmup": _number(0, 1, default=0.1, spans=True),
+        "smoothing": _number(0, 0.99, default=0.0, spans=True),
+        "augment": _one_of(AUGMENTATIONS, default="none", spans=True),
+    }
+)
+PRETRAIN: Mapping[str, Field] = MappingProxyType(
+    {**RECIPE, "dataset": _text(), "checkpoint": _text(), "seed": Field(_is_seed, "a whole number", default=0)}
+)
+CELL: Mapping[str, Field] = MappingProxyType(
+    {
+        "model": _one_of(MODELS, required=True, spans=True),
+        "positions": _one_of(POSITIONS, spans=True),
+        "layers": _count(required=True, spans=True),
+        "heads": _count(required=True, spans=True),
+        "width": _count(required=True, spans=True),
+        "dataset": _text(required=True, spans=True),
+        "scope": _one_of(SCOPES, required=True, spans=True),
+        "sequence": _count(spans=True),
+        "patch": _count(spans=True),
+        "frozen": Field(lambda value: isinstance(value, bool), "true or false", default=False, spans=True),
+        "finetune_heads": _count(spans=True),
+        "seeds": Field(
+            lambda value: isinstance(value, list) and len(value) > 1 and all(map(_is_seed, value)),
+            "a list of at least two whole numbers",
+            default=(1, 2, 3),
+        ),
+        "points": Field(lambda value: _is_whole(value, 3), "a whole number of at least 3", default=25),
+        "samples": _count(),
+        "matchers": _list(default=("weights",)),
+        "ablations": _list(default=()),
+        "require": _table(),
+        "pretrain": _table(),
+        "finetune": _table(),
+        "whole": _table(),
+    }
+)
+GRID: Mapping[str, Field] = MappingProxyType({"name": _text(required=True), "cells": _list("[[cells]] blocks")})
+REQUIRE: Mapping[str, Field] = MappingProxyType(dict.fromkeys(REQUIREMENTS, _number(0, 1e9)))
+
+
+def checked(table: Mapping[str, Any], known: Mapping[str, Field], where: str) -> dict[str, Any]:
+    """The table with its defaults. In a list that spans the grid every value is checked by itself."""
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise IsobasinError(f"{where}: unknown key {key!r}; the nearest that is known is {near!r}")
+    missing = [key for key, field in known.items() if field.required and key not in table]
+    if missing:
+        raise IsobasinError(f"{where}: {missing[0]} is missing, expected {known[missing[0]].expected}")
+    for key, value in table.items():
+        _check_value(value, known[key], f"{where}: {key}")
+    return {key: table.get(key, field.default) for key, field in known.items()}
+
+
+def _check_value(value: Any, field: Field, where: str) -> None:
+    is_span = field.spans and isinstance(value, list)
+    if is_span and not value:
+        raise IsobasinError(f"{where} is an empty list; name at least one value, {field.expected}")
+    for one in value if is_span else [value]:
+        if not field.valid(one):
+            raise IsobasinError(f"{where} is {one!r}, expected {field.expected}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatcherConfig:
+    """One way to align a pair, as a table of the grid gives it. The last four keys are for `learned` only.
+
+    >>> MatcherConfig.from_table({"matcher": "weights", "stage2": "none"}).label
+    'weights/none'
+    """
+
+    matcher: str = "weights"
+    stage2: str = "full"
+    head_distance: str | None = None
+    start: str = "weights"
+    steps: int = 500
+    rate: float = 3e-3
+    augment: str = "none"  # of the images that are learned from
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "MatcherConfig":
+        """The table, checked: an unknown key or word is an error."""
+        known = [f.name for f in fields(cls)]
+        for key in table:
+            if key not in known:
+                raise IsobasinError(f"matcher {dict(table)}: unknown key {key!r}, expected {', '.join(known)}")
+        config = cls(**table)
+        words = {"matcher": MATCHERS, "stage2": STAGES, "start": STARTS, "augment": AUGMENTATIONS}
+        if config.head_distance is not None:
+            words["head_distance"] = HEAD_DISTANCES
+        for key, allowed in words.items():
+            if getattr(config, key) not in allowed:
+                raise IsobasinError(
+                    f"matcher {dict(table)}: {key} is {getattr(config, key)!r}, expected one of {', '.join(allowed)}"
+                )
+        return config
+
+    @property
+    def label(self) -> str:
+        """`weights`, `weights/none`, `weights/cosine`, `learned/activations`: defaults are left out."""
+        words = [
+            self.stage2 if self.stage2 != "full" else "",
+            self.head_distance or "",
+            self.start if self.matcher == "learned" and self.start != "weights" else "",
+        ]
+        return "/".join([self.matcher, *filter(None, words)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One configuration of the study: a few models that differ by their seed, and the pairs of them."""
+
+    model: str
+    positions: str
+    layers: int
+    heads: int
+    width: int
+    dataset: str
+    scope: str
+    seeds: tuple[int, ...]
+    points: int
+    samples: int | None
+    require: Mapping[str, float]
+    frozen: bool
+    finetune_heads: int | None
+    matchers: tuple[MatcherConfig, ...]
+    ablations: tuple[str, ...]
+    pretrain: Mapping[str, Any]  # a recipe, and dataset, checkpoint, seed
+    finetune: Mapping[str, Any]
+    whole: Mapping[str, Any]  # for scope `model`: independent training
+    sequence: int | None = None
+    patch: int | None = None
+    notes: tuple[str, ...] = ()  # varied keys of recipes, such as finetune.epochs=3
+
+    @property
+    def label(self) -> str:
+        """`vit rope 2×4×64 digits first-attention`: model, positions, layers × heads × width, dataset, scope."""
+        heads = f"{self.heads}→{self.finetune_heads}" if self.finetune_heads else f"{self.heads}"
+        source = self.pretrain["dataset"]
+        data = f"{source}→{self.dataset}" if source not in (None, self.dataset) else self.dataset
+        size = f"{self.layers}×{heads}×{self.width}"
+        frozen = ["frozen"] if self.frozen else []
+        return " ".join([self.model, self.positions, size, data, self.scope, *frozen, *self.notes])
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Places in `seeds`: 1–2, 1–3, 2–3."""
+        return tuple(itertools.combinations(range(len(self.seeds)), 2))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells of a grid file, and its text."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    text: str
+
+    def only(self, text: str | None) -> tuple[Cell, ...]:
+        """The cells whose label contains the text."""
+        found = tuple(cell for cell in self.cells if text is None or text in cell.label)
+        if not found:
+            labels = "; ".join(cell.label for cell in self.cells[:3])
+            raise IsobasinError(f"--only {text!r} fits none of {len(self.cells)} cells, such as {labels}")
+        return found
+
+
+def read_grid(path: str | Path) -> Grid:
+    """Read a grid file. The error for a mistake names its place in the file."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise IsobasinError(f"grid {path} can not be read ({reason}); expected a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise IsobasinError(f"grid {path} is not TOML: {error}") from error
+    given = checked(table, GRID, str(path))
+    if not given["cells"]:
+        raise IsobasinError(f"{path}: no cells; add a [[cells]] block")
+    cells = [cell for n, block in enumerate(given["cells"], 1) for cell in _expand(block, f"{path}: cells {n}")]
+    return Grid(given["name"], _without_duplicates(cells), text)
+
+
+def _without_duplicates(cells: list[Cell]) -> tuple[Cell, ...]:
+    """Blocks may overlap: equal cells are kept once. Two different cells with one label are an error."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        if found.setdefault(cell.label, cell) != cell:
+            raise IsobasinError(
+                f"two cells are called {cell.label!r} but differ in settings that the name does not show; "
+                "put them into two grid files"
+            )
+    return tuple(found.values())
+
+
+def _expand(block: Any, where: str) -> Iterator[Cell]:
+    """All combinations of the lists of a block and of its recipes."""
+    if not isinstance(block, Mapping):
+        raise IsobasinError(f"{where} is {block!r}, expected a [[cells]] block")
+    table = checked(block, CELL, where)
+    flat: dict[tuple[str, ...], Any] = {(key,): value for key, value in table.items() if key not in _RECIPES}
+    for name in _RECIPES:
+        if table[name] is not None:
+            inside = checked(table[name], PRETRAIN if name == "pretrain" else RECIPE, f"{where}: {name}")
+            flat |= {(name, key): value for key, value in inside.items()}
+    axes = [key for key, value in flat.items() if _field(key).spans and isinstance(value, list)]
+    for values in itertools.product(*(flat[key] for key in axes)):
+        varied = {key: value for key, value in zip(axes, values) if len(key) > 1 and len(flat[key]) > 1}
+        yield _cell(flat | dict(zip(axes, values)), varied, where)
+
+
+def _field(key: tuple[str, ...]) -> Field:
+    return CELL[key[0]] if len(key) == 1 else PRETRAIN[key[1]]
+
+
+def _cell(flat: Mapping[tuple[str, ...], Any], varied: Mapping[tuple[str, ...], Any], where: str) -> Cell:
+    """A cell of single values. Settings that its scope does not use are left out, so that equal cells compare equal."""
+    own = {key[0]: value for key, value in flat.items() if len(key) == 1}
+    tables = {
+        name: {key[1]: value for key, value in flat.items() if key[0] == name and len(key) > 1} for name in _RECIPES
+    }
+    own["positions"] = preset_settings(own["model"], own["positions"])["positions"]
+    _check_sizes(own, where)
+    _check_seeds(own, tables["pretrain"], where)
+    ablations = _checked_ablations(own["ablations"], where)
+    recipes = _recipes(own["scope"], tables, where)
+    used = [name for name in _RECIPES if recipes[name].get("batch")]
+    used = ["pretrain"] if used == ["whole"] and not tables["whole"] else used
+    return Cell(
+        **own
+        | {
+            "seeds": tuple(own["seeds"]),
+            "require": checked(own["require"] or {}, REQUIRE, f"{where}: require"),
+            "ablations": ablations,
+            "matchers": _matchers(own["matchers"], ablations, f"{where}: matchers"),
+            "frozen": own["frozen"] and own["scope"] != "model",
+            "notes": tuple(f"{name}.{key}={value}" for (name, key), value in varied.items() if name in used),
+        },
+        **recipes,
+    )
+
+
+def _recipes(scope: str, tables: Mapping[str, Mapping[str, Any]], where: str) -> dict[str, Any]:
+    """The three recipes. Without `whole`, scope `model` uses `pretrain`, which must then have a length."""
+    pretrain, finetune, whole = (dict(tables[name]) for name in _RECIPES)
+    extra = {key: pretrain.pop(key, None) for key in ("dataset", "checkpoint", "seed")}
+    whole = whole or pretrain
+    needed = {"whole" if tables["whole"] else "pretrain": whole} if scope == "model" else {"finetune": finetune}
+    if scope != "model" and extra["checkpoint"] is None:
+        needed["pretrain"] = pretrain
+    for name, recipe in needed.items():
+        if not recipe:
+            raise IsobasinError(f"{where}: scope {scope!r} needs a recipe [cells.{name}]; add one with epochs or steps")
+        if (recipe["epochs"] is None) == (recipe["steps"] is None):
+            raise IsobasinError(f"{where}: {name}: expected exactly one of epochs and steps")
+    if scope == "model":
+        return {"pretrain": dict.fromkeys(extra), "finetune": {}, "whole": whole}
+    return {"pretrain": pretrain | extra, "finetune": finetune, "whole": {}}
+
+
+def _check_sizes(own: Mapping[str, Any], where: str) -> None:
+    for key in ("heads", "finetune_heads"):
+        heads, width = own[key], own["width"]
+        if heads is None:
+            continue
+        if width % heads or (own["positions"] == "rope" and width // heads % 2):
+            even = ", and an even size of each for rope" if own["positions"] == "rope" else ""
+            raise IsobasinError(f"{where}: width {width} can not be cut into {heads} {key}: expected a divisor{even}")
+    if own["finetune_heads"] is not None and own["scope"] != "all-attention":
+        raise IsobasinError(
+            f"{where}: finetune_heads with scope {own['scope']!r}: only all-attention re-initialises the heads of "
+            "every layer; give the other scopes a block of their own"
+        )
+
+
+def _check_seeds(own: Mapping[str, Any], pretrain: Mapping[str, Any], where: str) -> None:
+    seeds = own["seeds"]
+    if len(set(seeds)) < len(seeds):
+        raise IsobasinError(f"{where}: seeds {seeds} hold one twice; a model would be compared with itself")
+    if own["scope"] != "model" and pretrain.get("seed", 0) in seeds:
+        # The re-initialised part would get the same values as before pretraining.
+        raise IsobasinError(
+            f"{where}: seed {pretrain.get('seed', 0)} is both pretraining's and fine-tuning's; "
+            "take it out of seeds or set pretrain.seed"
+        )
+
+
+def _checked_ablations(names: Any, where: str) -> tuple[str, ...]:
+    for name in names:
+        if name not in ABLATIONS:
+            raise IsobasinError(f"{where}: ablations: {name!r} is unknown, expected one of {', '.join(ABLATIONS)}")
+    return tuple(names)
+
+
+def _matchers(given: Any, ablations: tuple[str, ...], where: str) -> tuple[MatcherConfig, ...]:
+    """A configuration for each name or table. The ablations `stage2` and `distances` add theirs."""
+    tables = [{"matcher": one} if isinstance(one, str) else one for one in given]
+    if "stage2" in ablations:
+        tables += [{"matcher": "weights", "stage2": stage2} for stage2 in STAGES]
+    if "distances" in ablations:
+        tables += [{"matcher": "weights"}]  # its distance is `complete`
+        tables += [{"matcher": "weights", "head_distance": name} for name in HEAD_DISTANCES if name != "complete"]
+    if not tables:
+        raise IsobasinError(f'{where} is an empty list; name at least one, such as "weights"')
+    found: dict[str, MatcherConfig] = {}
+    for table in tables:
+        if not isinstance(table, Mapping):
+            raise IsobasinError(f"{where}: {table!r}, expected a name or a table")
+        try:
+            config = MatcherConfig.from_table(table)
+        except IsobasinError as error:
+            raise IsobasinError(f"{where}: {error}") from error
+        found.setdefault(config.label, config)
+    return tuple(found.values())
