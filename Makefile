@@ -1,5 +1,5 @@
 # Two commands: `make test` and `make demo`. Each needs Python 3.11 or newer and make, nothing else prepared:
-# they create .venv, install into it, and run. The others: lint, test-all, bench, clean.
+# they create .venv, install into it, and run. The others: lint, test-all, golden, bench, clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,11 +10,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Nothing here may reach out to the hub: tests and demo build their own models.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: test demo lint test-all bench clean
+.PHONY: test demo lint test-all golden bench clean
 .DEFAULT_GOAL := test
 
 # Tests run in two processes, so each keeps to one thread.
-test test-all: export OMP_NUM_THREADS := 1
+test test-all golden: export OMP_NUM_THREADS := 1
 
 # ISOBASIN_SLOW=0: tests marked `slow` run in a smoke version; ISOBASIN_SLOW=1: in full.
 test: lint
@@ -22,6 +22,10 @@ test: lint
 
 test-all: lint
 	ISOBASIN_SLOW=1 $(BIN)/python -m pytest -q -n 2
+
+# Recomputes every recorded result of the command line; a line for each deviation.
+golden: $(INSTALLED)
+	$(BIN)/python tests/golden/record.py --check --workers 2
 
 demo: $(INSTALLED)
 	$(BIN)/isobasin demo -o out/demo --force
