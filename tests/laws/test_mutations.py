@@ -295,7 +295,6 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "tensors: model.embed_tokens.weight = .30 resid & .30 f* → .30 resid": TIED_RMS,
         "norms: f = rms(resid, exposed) → layer": UNREAD,
         "norms: f = rms(resid, exposed) → nothing": UNREAD,
-        "spaces: resid, stream=False": NO_MEAN,
         "spaces: ff{i}, stream=True": NO_MEAN,
     },
     "gpt_neox": {

@@ -424,6 +424,8 @@ def _norm(name: str, text: str) -> Norm:
 
 def _validate(arch: Architecture, heads: HeadSpace) -> None:
     """Refuse what can not be a symmetry: unknown words, odd rotary sizes, rotations behind a gain that stays."""
+    if not any(space.role == "stream" for space in arch.spaces.values()):
+        raise ArchitectureError(f"family {arch.family}: no space is the stream; declare one with stream=True")
     if heads.rotary % 2 or heads.rotary > heads.d_head:
         raise ArchitectureError(
             f"rotary size {heads.rotary} of d_head {heads.d_head}: expected an even number up to d_head; "
