@@ -13,9 +13,9 @@ from torch import Tensor
 
 import tiny
 from isobasin.alignment.activations import reading_roots, second_moments, unlabeled_inputs
-from isobasin.symmetries.attention import attention_matrices
 from isobasin.cli import run
 from isobasin.model import ModelConfig, Transformer
+from isobasin.symmetries.attention import attention_matrices
 from isobasin.tasks.loader import MAX_TOKENS, unlabeled
 from isobasin.views import AsFloat64
 from isobasin.weights import Weights, load

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from align_subjects import moved_outputs, head_order_back
+from align_subjects import head_order_back, moved_outputs
 from safetensors.torch import save_file
 
 import tiny
 from isobasin.alignment import descent, verification
-from isobasin.symmetries.attention import AttentionMatrices
 from isobasin.alignment.heads import HeadMatch, match_heads
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.cli import run
 from isobasin.groups import GL
+from isobasin.symmetries.attention import AttentionMatrices
 from isobasin.symmetries.transform import Transform
 from isobasin.symmetries.transform_file import load_transform
 from isobasin.weights import load

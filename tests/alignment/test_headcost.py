@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from isobasin.alignment import headcost
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from isobasin.alignment import headcost
 from isobasin.alignment.headcost import complete_cost, cosine_cost, product_cost, singular_cost
-from isobasin.symmetries.attention import complex_pairs
 from isobasin.errors import IsobasinError
 from isobasin.groups.assignment import assign, assign_grouped
+from isobasin.symmetries.attention import complex_pairs
 
 
 def normal(*shape: int, seed: int) -> Tensor:

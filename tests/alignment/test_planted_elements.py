@@ -26,12 +26,12 @@ from torch import Tensor
 
 import tiny
 from isobasin.alignment.align import align
-from isobasin.symmetries.attention import attention_matrices
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
 from isobasin.groups import GL, Matrix, RotaryCommutant
 from isobasin.model import ModelConfig
+from isobasin.symmetries.attention import attention_matrices
 from isobasin.views import AsFloat64
 from isobasin.weights import Weights
 
