@@ -68,7 +68,7 @@ def test_checks_come_at_intervals_and_at_the_end() -> None:
     ("wrong", "message"),
     [
         ({"steps": -1}, "steps is -1, expected 0 or more"),
-        ({"lr": 0.0}, "rate is 0.0, expected more than 0"),
+        ({"lr": 0.0}, "lr is 0.0, expected more than 0"),
         ({"lambdas": (0.8, 0.2)}, r"lambdas is \(0.8, 0.2\), expected two points"),
         ({"accumulate": 0}, "accumulate is 0"),
         ({"check_points": 2}, "check_points is 2, expected 3 or more"),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from isobasin.cli.align import AlignSetup, learning_facts, learning_lines, learn
 from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup, MatchOptions
 from isobasin.errors import IsobasinError
 from isobasin.learn.matching import LearnedMatching
+from isobasin.learn.trainer import TrainConfig
 from isobasin.weights import Weights
 
 pytestmark = pytest.mark.hf
@@ -85,14 +86,15 @@ def test_a_result_that_was_not_written_leaves_the_record(
 
 
 def test_the_matcher_has_the_defaults_of_the_command_line(subject: path_subjects.Subject) -> None:
-    given = Learning(subject.data).lessons()
+    models = [ib.load(subject.a), ib.load(subject.b)]
+    setup = LearnSetup(LearnOptions(), DataOptions(seq_len=6), subject.data)
+    given = setup.matcher(ib.WeightMatching(), models, seed=0)
     matcher = LearnedMatching(subjects.rows_task(4, seed=0))
-    assert {f.name: getattr(matcher, f.name) for f in fields(given)} == asdict(given)
+    assert {f.name: getattr(given, f.name) for f in fields(TrainConfig)} == {
+        f.name: getattr(matcher, f.name) for f in fields(TrainConfig)
+    }
     assert (matcher.scope, matcher.seed, matcher.held_out) == ("model", 0, None)
-    assert matcher.cache_key()["start"] == repr(ib.WeightMatching(scope="model"))
-    settings = asdict(given) | {"autocast": "None", "rate": given.lr}
-    del settings["lr"]
-    assert matcher.cache_key()["lessons"] == settings
+    assert matcher.cache_key() == given.cache_key()
 
 
 def test_held_out_data_of_their_own(subject: path_subjects.Subject, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from isobasin.demo import MODEL
 from isobasin.learn.matching import LearnedMatching
 from isobasin.path.evaluation import evaluate_path
 from isobasin.runtime import change, outputs, random_inputs
-from isobasin.study import Recipe, shifted, train
+from isobasin.study import shifted, train
+from isobasin.study.trainer import TrainingRecipe
 from isobasin.tasks import Batch, Task, open_task, read_images, scaled
 from isobasin.weights import Weights
 
@@ -36,7 +37,7 @@ def training_task(batch: int = 64) -> Task:
 
 def trained(seed: int) -> Weights:
     x, y = digits()
-    recipe = Recipe(steps=TRAINING, batch_size=64, peak_lr=3e-3, weight_decay=0.1)
+    recipe = TrainingRecipe(steps=TRAINING, batch_size=64, peak_lr=3e-3, weight_decay=0.1)
     model = train(ib.Transformer(CONFIG, seed=seed), x, y, recipe, seed=seed, augment=shifted(by=1)).model
     return ib.load(model.state_dict(), CONFIG.to_dict())
 

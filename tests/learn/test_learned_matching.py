@@ -156,7 +156,7 @@ def test_matchers_that_do_not_fit_are_refused() -> None:
         LearnedMatching(task, scope="half")
     with pytest.raises(IsobasinError, match=r"learning has the scope model, its start all-attention"):
         LearnedMatching(task, scope="model", init=ib.WeightMatching(scope="all-attention"))
-    with pytest.raises(IsobasinError, match=r"rate is 0\.0, expected more than 0"):
+    with pytest.raises(IsobasinError, match=r"lr is 0\.0, expected more than 0"):
         LearnedMatching(task, lr=0.0)
 
 

@@ -3,6 +3,7 @@
 An `Element` is an immutable value: `g @ h`, `g.inverse()`, `g.dual()` (g⁻ᵀ), `g.act(x, axis)`.
 A `Group` makes and judges elements: `identity`, `sample`, `contains`, `project`, `dim`. Arithmetic is in float64.
 
+>>> from isobasin.groups import Orthogonal
 >>> g = Orthogonal(3).sample(seed=0)
 >>> bool(torch.allclose((g @ g.inverse()).matrix(), torch.eye(3, dtype=torch.float64)))
 True

@@ -72,7 +72,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         low, high = self.lambdas
         _require(self.steps >= 0, "steps", self.steps, "0 or more")
-        _require(self.lr > 0, "rate", self.lr, "more than 0")
+        _require(self.lr > 0, "lr", self.lr, "more than 0")
         _require(0 <= self.warmup <= 1, "warmup", self.warmup, "a share from 0 to 1")
         _require(0 <= low <= high <= 1, "lambdas", self.lambdas, "two points of the path, 0 ≤ low ≤ high ≤ 1")
         _require(self.accumulate >= 1, "accumulate", self.accumulate, "1 or more")
