@@ -23,7 +23,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from isobasin.match.large_assignment import assign
+from isobasin.groups.assignment import assign_certified
 
 MIB = 2**20
 
@@ -90,12 +90,14 @@ def by_scipy(benefit: Tensor) -> dict[str, float]:
 def by_isobasin(benefit: Tensor, arguments: argparse.Namespace) -> dict[str, Any]:
     """The median run of several, after a small one that warms the device up."""
     if benefit.device.type == "cuda":
-        assign(benefit[:600, :600].contiguous(), tolerance=arguments.tolerance)
+        assign_certified(benefit[:600, :600].contiguous(), tolerance=arguments.tolerance)
     runs = []
     for _ in range(arguments.repeat):
-        found, facts = measured(lambda: assign(benefit, tolerance=arguments.tolerance), benefit.device)
+        found, facts = measured(lambda: assign_certified(benefit, tolerance=arguments.tolerance), benefit.device)
         runs.append({"value": found.value, "certified_gap": found.gap, "rounds": found.rounds, **facts})
-    again = measured(lambda: assign(benefit, start=found.index, tolerance=arguments.tolerance), benefit.device)[1]
+    again = measured(
+        lambda: assign_certified(benefit, start=found.index, tolerance=arguments.tolerance), benefit.device
+    )[1]
     middle = sorted(runs, key=lambda run: run["seconds"])[len(runs) // 2]
     # what one run leaves allocated the next one finds: the most of all runs is what it takes
     memory = {name: max(run[name] for run in runs) for name in ("extra_host_mib", "extra_device_mib")}

@@ -17,22 +17,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from isobasin.match.canonical import ENDS, STREAM, blocks
+from isobasin.match.sweep import Board
+from isobasin.match.whole import match_whole
 from torch import Tensor
 
 import isobasin as ib
+from isobasin.alignment.activations import correlations
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.matchers import ActivationMatching, WeightMatching
+from isobasin.alignment.problem import overlap
 from isobasin.data import shipped
 from isobasin.groups import Element, SignedPermutation
-from isobasin.learning.learn import Lessons, learn
-from isobasin.match.canonical import ENDS, STREAM, Canonical, blocks
-from isobasin.match.matchers import ActivationMatching, WeightMatching
-from isobasin.match.overlap import overlap
-from isobasin.match.sweep import Board
-from isobasin.match.whole import dressed, match_whole
-from isobasin.moments import agreements
-from isobasin.path import evaluate_path
-from isobasin.running import module_of
-from isobasin.study import Recipe, shifted, train
+from isobasin.learn.trainer import TrainConfig, learn
+from isobasin.path.evaluation import evaluate_path
+from isobasin.runtime import module_of
+from isobasin.study import shifted, train
+from isobasin.study.trainer import TrainingRecipe
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.normal_form import NormalForm
 from isobasin.tasks import Batch, Task, read_images, scaled
 from isobasin.weights import Weights
 
@@ -45,7 +48,7 @@ class Kind:
     """A small model, how it is trained, and what it is measured on."""
 
     config: ib.ModelConfig
-    recipe: Recipe
+    recipe: TrainingRecipe
     inputs: Tensor
     targets: Tensor | None
     test: Task
@@ -73,7 +76,7 @@ def text(preset: str, **sizes: int) -> Kind:
     pieces = ids[: 128 * LENGTH].view(-1, LENGTH)
     return Kind(
         config,
-        Recipe(steps=800, batch_size=16, peak_lr=3e-3, weight_decay=0.1),
+        TrainingRecipe(steps=800, batch_size=16, peak_lr=3e-3, weight_decay=0.1),
         ids[:cut],
         None,
         task("lm", batches("input_ids", rows[:, :-1], rows[:, 1:], 48)),
@@ -91,7 +94,7 @@ def digits(positions: str) -> Kind:
     config = ib.ModelConfig.preset("vit", positions=positions, n_heads=4, rope_theta=100.0, **sizes)
     return Kind(
         config,
-        Recipe(steps=1200, batch_size=64, peak_lr=3e-3, weight_decay=0.1),
+        TrainingRecipe(steps=1200, batch_size=64, peak_lr=3e-3, weight_decay=0.1),
         x,
         y,
         task("image", batches("pixel_values", test_x[:1000], test_y[:1000], 500)),
@@ -138,7 +141,7 @@ class Pair:
     def board(self, factor: Factor | None = None) -> Board:
         """As `match_whole` sets it up; with a factor per tensor, which changes the objective and no symmetry."""
         part = symmetry(self.b.arch)
-        plain = [Canonical(m, part, torch.float64, CPU) for m in (self.a, self.b)]
+        plain = [NormalForm(m, part, torch.float64, CPU) for m in (self.a, self.b)]
         if factor is None:
             return Board(*plain, WEIGHTS)
         held: list[dict[str, dict[str, Tensor]]] = [{}, {}]
@@ -150,7 +153,7 @@ class Pair:
         return Board(*(replace(c, _kept=kept) for c, kept in zip(plain, held)), WEIGHTS)
 
     def moved(self, elements: Mapping[str, Element]) -> Weights:
-        return dressed(self.a, self.b, symmetry(self.b.arch), elements, CPU).apply(self.b)
+        return with_reference_gauge(self.a, self.b, symmetry(self.b.arch), elements, CPU).apply(self.b)
 
     def descended(self, board: Board, start: Mapping[str, Element]) -> Weights:
         """Rotations inside heads first, then a few full sweeps; scales of units back to where the models have them."""
@@ -216,7 +219,7 @@ def signed(board: Board) -> Tensor:
 
 def by_activations(pull: float) -> Callable[[Pair], Weights]:
     def run(pair: Pair) -> Weights:
-        tables = agreements(pair.a, pair.b, pair.kind.unlabeled)
+        tables = correlations(pair.a, pair.b, pair.kind.unlabeled)
         matcher = ActivationMatching(scope="model", agreements=tables, pull=pull)
         return match_whole(pair.a, pair.b, matcher, device=CPU, sweeps=8).transform.apply(pair.b)
 
@@ -245,7 +248,7 @@ def learned(own_text: bool, steps: int = 200) -> Callable[[Pair], Weights]:
             rows = pair.kind.inputs[: 800 * (LENGTH + 1)].view(-1, LENGTH + 1)
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
         lessons, held = (batches("input_ids", r[:, :-1], r[:, 1:], 16) for r in (rows[:-64], rows[-64:]))
-        plan = Lessons(steps=steps, rate=3e-3, check_every=steps // 4)
+        plan = TrainConfig(steps=steps, rate=3e-3, check_every=steps // 4)
         got = learn(pair.a, pair.b, found.elements, task("lm", lessons), task("lm", held), lessons=plan)
         return pair.moved(got.elements)
 

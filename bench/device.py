@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from isobasin.match.align import Alignment, align
-from isobasin.match.matchers import WeightMatching
+from isobasin.alignment.align import Alignment, align
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.weights import load
 from synthetic import SMALL, write_llama
 

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from isobasin.compare.normal_form import is_tied
 from torch import Tensor
 
 import isobasin as ib
-from isobasin.equivalence.forms import is_tied
 from isobasin.groups import HeadsElement, Matrix, Phases
-from isobasin.match.untying import untied
-from isobasin.running import module_of
+from isobasin.runtime import module_of
+from isobasin.weights import untied
 from synthetic import SMALL, write_llama
 
 Copy = tuple[str, Callable[[Path], object]]

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from isobasin.match.whole import match_whole
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import isobasin as ib
-from isobasin.learning.learn import Lessons, learn
-from isobasin.match.whole import dressed, match_whole
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.learn.trainer import TrainConfig, learn
 from isobasin.symmetries import symmetry
 from whole import Data, enwik8, measured, trained
 
@@ -77,13 +78,13 @@ def row(arguments: argparse.Namespace, width: int, length: int, device: torch.de
     matched_s = time.perf_counter() - start
     aligned = found.transform.apply(b)
     start = time.perf_counter()
-    lessons = Lessons(
+    lessons = TrainConfig(
         steps=arguments.learn, check_every=arguments.learn // 4,
         autocast=torch.bfloat16 if device.type == "cuda" else None,
     )  # fmt: skip
     learned = learn(a, b, found.elements, data.lessons, data.held, lessons=lessons, device=device)
     learned_s = time.perf_counter() - start
-    dress = dressed(a, b, symmetry(b.arch), learned.elements, torch.device("cpu"))
+    dress = with_reference_gauge(a, b, symmetry(b.arch), learned.elements, torch.device("cpu"))
     moved = replace(dress, elements=dict(learned.elements)).apply(b)
     barriers = {
         name: measured(a, end, data, device, arguments.points)

@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import isobasin as ib
-from isobasin.path import evaluate_path
+from isobasin.path.evaluation import evaluate_path
 from isobasin.tasks import Batch, Task
 
 POINTS = 25

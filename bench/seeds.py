@@ -16,9 +16,7 @@ from pathlib import Path
 import torch
 
 from isobasin.model import ModelConfig, Transformer
-from isobasin.study.graphed import can_compile
-from isobasin.study.recipe import Recipe
-from isobasin.study.training import train
+from isobasin.study.trainer import TrainingRecipe, can_compile, train
 from stacked import train_together
 
 
@@ -38,7 +36,7 @@ def timed(way: str, arguments: argparse.Namespace, step: str) -> float:
 
     def run(steps: int) -> float:
         models = [Transformer(config, seed=seed) for seed in seeds]
-        recipe = Recipe(steps=steps, batch_size=arguments.batch)
+        recipe = TrainingRecipe(steps=steps, batch_size=arguments.batch)
         began = time.perf_counter()
         if way == "together":
             train_together(models, images, classes, recipe, seeds=seeds, **options)

@@ -17,32 +17,37 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from isobasin.errors import IsobasinError
 from isobasin.model import Transformer
-from isobasin.study.examples import examples, nothing
-from isobasin.study.fitting_steps import loss_of, parameters
-from isobasin.study.graphed import recorded
-from isobasin.study.recipe import Recipe
-from isobasin.study.training import Augment, Trained
+from isobasin.study.trainer import (
+    Augment,
+    TrainingRecipe,
+    TrainResult,
+    capture_graph,
+    cross_entropy,
+    empty_queue,
+    optimized_parameters,
+    training_examples,
+)
 
 
 def train_together(
     models: Sequence[Transformer],
     inputs: Tensor,
     targets: Tensor | None,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     *,
     seeds: Sequence[int],
     augment: Augment | None = None,
     pad: int | None = None,
     device: torch.device | str | None = None,
     graphed: bool = False,
-) -> tuple[Trained, ...]:
+) -> tuple[TrainResult, ...]:
     """What `train` gives for each model with its seed, in one run; all models have one configuration."""
     if not models or len(models) != len(seeds) or any(m.config != models[0].config for m in models):
         raise IsobasinError(f"{len(models)} models with {len(seeds)} seeds: expected equal numbers, one configuration")
     where = torch.device(device) if device is not None else next(models[0].parameters()).device
-    data = examples(models[0].config, inputs.to(where), None if targets is None else targets.to(where))
+    data = training_examples(models[0].config, inputs.to(where), None if targets is None else targets.to(where))
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    waiting = [nothing() for _ in seeds]
+    waiting = [empty_queue() for _ in seeds]
     n_steps, step, losses = recipe.n_steps(len(data)), None, []
     for k in range(n_steps):
         drawn = [data.draw(recipe.batch_size, w, g) for w, g in zip(waiting, generators)]
@@ -54,7 +59,7 @@ def train_together(
         losses.append(step(x, y, recipe.rate(k, n_steps)))
     said = torch.stack(losses).T.tolist() if losses else [[] for _ in models]
     ends = step.models() if step else list(models)
-    return tuple(Trained(model, tuple(one)) for model, one in zip(ends, said))
+    return tuple(TrainResult(model, tuple(one)) for model, one in zip(ends, said))
 
 
 class StackedStep:
@@ -63,7 +68,7 @@ class StackedStep:
     def __init__(
         self,
         models: Sequence[Transformer],
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         x: Tensor,
         y: Tensor,
         device: torch.device,
@@ -86,7 +91,7 @@ class StackedStep:
         self._x, self._y = x.clone(), y.clone()
         cuda = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(groups, lr=self._rate, betas=recipe.betas, fused=True, capturable=cuda)
-        self._graph = recorded(self._once, self.optimizer) if graphed and cuda else None
+        self._graph = capture_graph(self._once, self.optimizer) if graphed and cuda else None
 
     def __call__(self, x: Tensor, y: Tensor, rate: float) -> Tensor:
         self._rate.fill_(rate)
@@ -111,7 +116,7 @@ class StackedStep:
 
         def one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             mask = None if self._pad is None else x != self._pad
-            return loss_of(functional_call(self._shape, weights, (x, mask)), y, smoothing)
+            return cross_entropy(functional_call(self._shape, weights, (x, mask)), y, smoothing)
 
         # The fused kernels of CUDA refuse the gradient of a stack; the plain formula takes it.
         plain = sdpa_kernel(SDPBackend.MATH) if self._device.type == "cuda" else nullcontext()
@@ -121,7 +126,7 @@ class StackedStep:
 
     def _clip(self, largest: float) -> None:
         """Each seed's whole gradient by itself, as `clip_grad_norm_` does it."""
-        held = [t.grad for t in parameters(self.optimizer) if t.grad is not None]
+        held = [t.grad for t in optimized_parameters(self.optimizer) if t.grad is not None]
         norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in held]).norm(dim=0)  # (seeds,)
         shrink = (largest / (norms + 1e-6)).clamp(max=1.0)
         for grad in held:

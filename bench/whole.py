@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from isobasin.match.whole import match_whole
 from torch import Tensor
 
 import isobasin as ib
-from isobasin.learning.learn import Lessons, learn
-from isobasin.match.whole import dressed, match_whole
-from isobasin.path import evaluate_path
-from isobasin.study.examples import examples
-from isobasin.study.graphed import GraphedStep
-from isobasin.study.recipe import Recipe
-from isobasin.study.training import train
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.learn.trainer import TrainConfig, learn
+from isobasin.path.evaluation import evaluate_path
+from isobasin.study.trainer import GraphedStep, TrainingRecipe, train, training_examples
 from isobasin.symmetries import symmetry
 from isobasin.tasks import Batch, Task
 
@@ -46,7 +44,9 @@ def flips_and_crops(x: Tensor, rng: torch.Generator) -> Tensor:
     return padded[each, channels, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def trained(config: ib.ModelConfig, data: "Data", recipe: Recipe, seed: int, device: torch.device) -> tuple[Any, float]:
+def trained(
+    config: ib.ModelConfig, data: "Data", recipe: TrainingRecipe, seed: int, device: torch.device
+) -> tuple[Any, float]:
     start = time.perf_counter()
     autocast = torch.bfloat16 if device.type == "cuda" else None
     if device.type != "cuda":
@@ -55,7 +55,9 @@ def trained(config: ib.ModelConfig, data: "Data", recipe: Recipe, seed: int, dev
         ).model
         return model, time.perf_counter() - start
     model = ib.Transformer(config, seed=seed).to(device).train()
-    stream = examples(config, data.inputs.to(device), None if data.targets is None else data.targets.to(device))
+    stream = training_examples(
+        config, data.inputs.to(device), None if data.targets is None else data.targets.to(device)
+    )
     rng = torch.Generator().manual_seed(seed)
     n_steps, step = recipe.n_steps(len(stream)), None
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -86,7 +88,7 @@ def task(kind: str, key: str, x: Tensor, y: Tensor, batch: int) -> Task:
     return Task(kind, kind, "memory", len(x), {}, "", lambda: iter(batches))
 
 
-def cifar10(folder: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig, Data, Recipe]:
+def cifar10(folder: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig, Data, TrainingRecipe]:
     from isobasin.tasks import read_images, scaled
 
     sets = {}
@@ -104,10 +106,10 @@ def cifar10(folder: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig
         task("image", "pixel_values", tx[:2000], ty[:2000], 1000),
         task("image", "pixel_values", tx[2000:], ty[2000:], 1000),
     )  # fmt: skip
-    return config, data, Recipe(epochs=arguments.epochs, batch_size=256, peak_lr=1e-3, weight_decay=0.05)
+    return config, data, TrainingRecipe(epochs=arguments.epochs, batch_size=256, peak_lr=1e-3, weight_decay=0.05)
 
 
-def enwik8(file: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig, Data, Recipe]:
+def enwik8(file: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig, Data, TrainingRecipe]:
     import numpy as np
 
     raw = torch.from_numpy(np.fromfile(file, dtype=np.uint8).astype(np.int64))
@@ -130,7 +132,7 @@ def enwik8(file: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig, D
         rows(len(raw) - 1_000_000, 256, 64),
         rows(len(raw) - 800_000, 1024, 64),
     )
-    return config, data, Recipe(steps=arguments.steps, batch_size=64, peak_lr=1e-3, weight_decay=0.1)
+    return config, data, TrainingRecipe(steps=arguments.steps, batch_size=64, peak_lr=1e-3, weight_decay=0.1)
 
 
 def measured(a: Any, b: Any, data: Data, device: torch.device, points: int) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def compare(a: Any, b: Any, data: Data, arguments: argparse.Namespace, device: t
     for attempt in arguments.tries:
         start = time.perf_counter()
         settings = dict(pair.split("=") for pair in attempt.split(","))
-        lessons = Lessons(
+        lessons = TrainConfig(
             steps=(steps := int(settings.get("steps", 1000))), rate=float(settings.get("rate", 3e-3)),
             check_every=int(settings.get("check", max(1, steps // 5))), accumulate=int(settings.get("accumulate", 1)),
             permutations=settings.get("permutations", "fixed"),
@@ -162,7 +164,7 @@ def compare(a: Any, b: Any, data: Data, arguments: argparse.Namespace, device: t
             a, b, found.elements, data.lessons, data.held, lessons=lessons, device=device, augment=data.augment
         )
         seconds = time.perf_counter() - start
-        dress = dressed(a, b, symmetry(b.arch), learned.elements, torch.device("cpu"))
+        dress = with_reference_gauge(a, b, symmetry(b.arch), learned.elements, torch.device("cpu"))
         # The very elements: `dressed` alone would scale units to A's, which is nearer and not what was learned.
         moved = replace(dress, elements=dict(learned.elements)).apply(b)
         key = f"learned({attempt})"

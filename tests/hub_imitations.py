@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import tiny
-from isobasin.transform import scramble
+from isobasin.symmetries.transform import scramble
 from isobasin.weights import load
 
 Tensors = dict[str, Tensor]

@@ -20,8 +20,8 @@ from isobasin.cli import run
 from isobasin.groups import Permutation
 from isobasin.model import ModelConfig, Transformer
 from isobasin.symmetries import SCOPES
-from isobasin.transform import Transform
-from isobasin.transform_file import save_transform
+from isobasin.symmetries.transform import Transform
+from isobasin.symmetries.transform_file import save_transform
 from isobasin.weights import load
 from refusals import check_refused
 

@@ -10,11 +10,12 @@ import torch
 from isobasin.demo import MODEL, OUTPUTS, DemoConfig, run_demo
 from isobasin.errors import IsobasinError
 from isobasin.model import Transformer
-from isobasin.study import Recipe, scope_parameters
+from isobasin.study import scope_parameters
+from isobasin.study.trainer import TrainingRecipe
 
 TINY = DemoConfig(
-    pretraining=Recipe(steps=6, batch_size=16),
-    finetuning=Recipe(steps=3, batch_size=16),
+    pretraining=TrainingRecipe(steps=6, batch_size=16),
+    finetuning=TrainingRecipe(steps=3, batch_size=16),
     n_points=5,
     max_samples=100,
 )
@@ -89,7 +90,9 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(
 
 def test_an_interruption_stops_both_models_and_gives_the_threads_back(tmp_path: Path) -> None:
     before, told, raised = torch.get_num_threads(), [], []
-    long = DemoConfig(pretraining=Recipe(steps=1, batch_size=8), finetuning=Recipe(steps=10_000, batch_size=8))
+    long = DemoConfig(
+        pretraining=TrainingRecipe(steps=1, batch_size=8), finetuning=TrainingRecipe(steps=10_000, batch_size=8)
+    )
 
     def interrupt(stage: str, done: int, of: int) -> None:
         told.append(stage)

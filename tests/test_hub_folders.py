@@ -25,7 +25,7 @@ from hub_imitations import (
     with_buffers,
 )
 from isobasin.errors import ArchitectureError, CheckpointError
-from isobasin.transform import scramble
+from isobasin.symmetries.transform import scramble
 from isobasin.weights import load
 
 pytestmark = pytest.mark.hf

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import tiny
 from isobasin.cli import run
-from isobasin.cli.merging import merge_lines
+from isobasin.cli.merge import merge_lines
 from isobasin.errors import IsobasinError
 from isobasin.merging.recipe import MergeRecipe, parse_recipe, read_recipe
 from refusals import check_refused, everything

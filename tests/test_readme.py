@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import isobasin as ib
-from isobasin.cli.program import app
-from isobasin.cli.study_commands import study
+from isobasin.cli.app import app
+from isobasin.cli.study import study
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

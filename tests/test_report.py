@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isobasin.cli.reporting import report_facts, report_lines
+from isobasin.cli.report import report_facts, report_lines
 from isobasin.errors import IsobasinError
 from isobasin.report import page, read_result, table_rows, verdict, write_report
 from isobasin.report.page import MAX_BYTES, embed, render

@@ -19,19 +19,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from isobasin.alignment.align import align
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.result import Alignment
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
-from isobasin.files import write_text
-from isobasin.match.align import align
-from isobasin.match.alignment import Alignment
-from isobasin.match.matchers import WeightMatching
+from isobasin.files import atomic_write
 from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
-from isobasin.path.compare import compare, result_of
-from isobasin.path.fingerprint import model_facts, model_hash, provenance
-from isobasin.plots import plot_path
+from isobasin.path.pairs import evaluate_pairs, path_document
+from isobasin.path.provenance import model_hash, model_provenance, provenance
 from isobasin.report import read_result, table_rows, verdict, write_report
-from isobasin.study import Recipe, reinitialise, shifted, train
+from isobasin.report.figures import plot_path
+from isobasin.study import reinitialise, shifted, train
+from isobasin.study.trainer import TrainingRecipe
 from isobasin.tasks import open_task, read_images, scaled
 from isobasin.weights import Weights, load
 
@@ -54,8 +55,8 @@ MODEL = ModelConfig.preset(
     feed_forward="swiglu",
     bias=False,
 )
-PRETRAINING = Recipe(steps=2000, batch_size=64, peak_lr=6e-3, weight_decay=0.3)
-FINETUNING = Recipe(steps=1200, batch_size=64, peak_lr=3e-3, weight_decay=0.3)
+PRETRAINING = TrainingRecipe(steps=2000, batch_size=64, peak_lr=6e-3, weight_decay=0.3)
+FINETUNING = TrainingRecipe(steps=1200, batch_size=64, peak_lr=3e-3, weight_decay=0.3)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class DemoConfig:
     """The model and its training; the default takes about a minute on two cores."""
 
     model: ModelConfig = MODEL
-    pretraining: Recipe = PRETRAINING
-    finetuning: Recipe = FINETUNING
+    pretraining: TrainingRecipe = PRETRAINING
+    finetuning: TrainingRecipe = FINETUNING
     scope: str = "all-attention"
     n_points: int = 25
     max_samples: int | None = None  # of the 2,000 test images
@@ -99,7 +100,7 @@ def run_demo(
         device="cpu",
         seconds=time.perf_counter() - began,
     )
-    write_text(out / "path.json", json.dumps(result, allow_nan=False, indent=1) + "\n")
+    atomic_write(out / "path.json", json.dumps(result, allow_nan=False, indent=1) + "\n")
     plot_path(out / "path.json", out / "path.png", metric="loss")
     write_report([out / "path.json"], out / "report.html", force=force)
     on_progress("report", 1, 1)
@@ -123,7 +124,7 @@ def _trained_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgr
     images, classes = scaled(np.array(digits.pixels)), torch.tensor(digits.labels)
     stop = threading.Event()
 
-    def trained(model: Transformer, recipe: Recipe, seed: int, stage: str) -> Transformer:
+    def trained(model: Transformer, recipe: TrainingRecipe, seed: int, stage: str) -> Transformer:
         def watch(done: int, of: int) -> None:
             if stop.is_set():
                 raise _Stopped
@@ -186,13 +187,13 @@ def _measured(config: DemoConfig, a: Weights, b: Weights, on_progress: OnProgres
 
     models = {"A": a, "B": b}
     task = open_task(shipped("mnist"), [a, b], kind="image", max_samples=config.max_samples, batch_size=250)
-    pairs = compare(models, task, aligner=aligner, n_points=config.n_points, watch=watch)
-    result = result_of(pairs, task)
-    result["models"] = {label: model_facts(model, model_hash(model)) for label, model in models.items()}
+    pairs = evaluate_pairs(models, task, aligner=aligner, n_points=config.n_points, watch=watch)
+    result = path_document(pairs, task)
+    result["models"] = {label: model_provenance(model, model_hash(model)) for label, model in models.items()}
     found = pairs["A-B"].alignment
     assert found is not None
     how = {"scope": matcher.scope, "matcher": "weights", "stage2": matcher.stage2}
-    result["alignment"] = {"A-B": how | found.facts}
+    result["alignment"] = {"A-B": how | found.to_dict()}
     return result, found
 
 

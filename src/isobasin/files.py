@@ -284,9 +284,3 @@ class ResumeFile:
             return dict(found["values"]) if found["cache_key"] == self._key else {}
         except Exception:  # no file, or a damaged one, for which torch and json raise errors of many kinds
             return {}
-
-
-# mypy: implicit-reexport
-from isobasin.files import atomic_write as write_text  # noqa: E402, F401  # SHIM-NAME
-from isobasin.files import atomic_write as write_whole  # noqa: E402, F401  # SHIM-NAME
-from isobasin.files import check_output_file as check_place  # noqa: E402, F401  # SHIM-NAME

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from compared_models import output_difference, perturbed, scrambled_file, with_tensors
+from isobasin.match.sweep import Board
 
 import isobasin as ib
 import tiny
-from isobasin.match.sweep import Board
-from isobasin.alignment.problem import Elements
 from isobasin.alignment.descent import embedding_distance
+from isobasin.alignment.problem import Elements
 
 pytestmark = pytest.mark.hf
 V = "model.layers.0.self_attn.v_proj.weight"

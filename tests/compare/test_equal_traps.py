@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from compared_models import output_difference, perturbed, scrambled_file, small_model, stored, tiny_model, with_tensors
+from isobasin.compare.normal_form import refine_transform
 from torch import Tensor
 
 import isobasin as ib
 from isobasin.arch import HeadSpace
 from isobasin.compare.degenerate import remove_degeneracies
-from isobasin.compare.normal_form import refine_transform
 from isobasin.errors import IsobasinError
 from isobasin.groups import Matrix
 from isobasin.weights import untied

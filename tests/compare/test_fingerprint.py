@@ -8,12 +8,12 @@ from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobasin.symmetries.action import Action
 from isobasin.compare.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Matrix
 from isobasin.model import ModelConfig
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.action import Action
 from isobasin.weights import Weights
 
 COPIES, UNRELATED = (1000, 100) if FULL else (40, 20)

@@ -7,16 +7,16 @@ from statistics import fmean, stdev
 import pytest
 import torch
 from compared_models import held, own_model
+from isobasin.compare.normal_form import BalancedModel
+from isobasin.match.canonical import STREAM, stream_of
 from torch import Tensor
 
-from isobasin.symmetries.action import Action
 from isobasin.arch import Architecture
 from isobasin.compare.distance import RotatedModel, UnrelatedModel
-from isobasin.compare.normal_form import BalancedModel
 from isobasin.compare.similarity import BlockModel, BlockPair
-from isobasin.match.canonical import STREAM, stream_of
 from isobasin.model import ModelConfig
 from isobasin.symmetries import group_of
+from isobasin.symmetries.action import Action
 
 FRAMES, DRAWS = 5, 6
 SIZES = {"d_model": 32, "n_heads": 2, "d_head": 8, "d_ff": 48, "d_vocab": 64, "n_positions": 16, "n_layers": 1}

@@ -14,7 +14,7 @@ from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup
 from isobasin.cli.path import check_disjoint
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
-from isobasin.learning.own_text import written
+from isobasin.learn.data import generate
 
 FLAGS = [
     "--align",
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Path:
     for seed, name in enumerate("bc"):
         ib.scramble(a, scope="all-attention", seed=seed).apply(a).save(tmp_path / name, dtype="float32")
     for seed, name in enumerate(("ids", "lessons", "other")):
-        np.save(tmp_path / f"{name}.npy", written(a, 12, 8, seed=seed).numpy())
+        np.save(tmp_path / f"{name}.npy", generate(a, 12, 8, seed=seed).numpy())
     return tmp_path
 
 

@@ -9,9 +9,9 @@ import torch
 
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import TrainingRecipe, train
-from isobasin.study.datasets import open_dataset
 from isobasin.study.plan import Context
-from isobasin.transform import scramble
+from isobasin.symmetries.transform import scramble
+from isobasin.tasks.datasets import open_dataset
 from isobasin.weights import load
 
 MEASURED = {"dataset": "digits", "samples": 60, "points": 5}

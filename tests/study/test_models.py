@@ -15,9 +15,9 @@ import torch
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import models, scope_parameters
-from isobasin.study.datasets import open_dataset
 from isobasin.study.models import baseline, downsample, finetune, model_config, pretrain, recipe_from_table
 from isobasin.study.plan import Context, strict
+from isobasin.tasks.datasets import open_dataset
 from isobasin.weights import load
 
 TRAIN = {"steps": 12, "batch": 8, "rate": 3e-3, "decay": 0.1, "warmup": 0.1, "smoothing": 0.0, "augment": "shift"}

@@ -8,7 +8,6 @@ import torch
 from study_subjects import MEASURED, context, folder_of, reparametrised
 
 from isobasin.errors import IsobasinError
-from isobasin.gauge import ReaderMean
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import pairs
 from isobasin.study.align import unlabeled_inputs
@@ -16,6 +15,7 @@ from isobasin.study.config import MatcherConfig
 from isobasin.study.pairs import pair
 from isobasin.study.plan import strict
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.mean_coordinates import ReaderMean
 from isobasin.tasks import Batch, Task
 from isobasin.weights import load
 

@@ -15,8 +15,17 @@ from isobasin.report.study_figures import file_names, write_figures
 from isobasin.report.study_page import render, write_study_report
 from isobasin.report.svg import Series, panel, ticks, value_range
 from isobasin.report.text import NBSP
-from isobasin.study.results import Study, read_study
-from isobasin.study.tables import distance_cells, facing_cells, scores, size_name, stage2_cells, summary_row, sweeps
+from isobasin.study.results import (
+    Study,
+    distance_cells,
+    position_comparisons,
+    read_study,
+    scores,
+    size_name,
+    stage2_cells,
+    summary_row,
+    sweeps,
+)
 
 
 def one_cell(folder: Path, **settings: Any) -> Study:
@@ -195,7 +204,7 @@ def test_rows_of_the_ablations(tmp_path: Path) -> None:
     text = render(study)
     assert "Mean over 4 cells with a re-initialised first attention: none 75" in text
     assert list(distance_cells(study.cells)[0][1]) == ["complete", "cosine"]
-    facing = facing_cells(study.cells)
+    facing = position_comparisons(study.cells)
     assert [(f.absolute.about["positions"], f.rotary.about["positions"]) for f in facing] == [
         ("sinusoidal", "rope")
     ] * 2
@@ -209,7 +218,7 @@ def test_cells_that_differ_in_training_do_not_face_each_other(tmp_path: Path) ->
     made.cell(positions="sinusoidal", epochs=20)
     made.cell(positions="rope", epochs=30)
     study = read_study(made.close())
-    assert facing_cells(study.cells) == []
+    assert position_comparisons(study.cells) == []
     (sweep,) = sweeps(study.cells)
     assert (sweep.what, [number for number, _ in sweep.cells]) == ("steps", [1000, 3000])
     assert file_names(study.cells)[2] == f"{file_names(study.cells)[0]}-v2"

@@ -12,8 +12,8 @@ from torch import Tensor
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import TrainingRecipe, scope_parameters, shifted, train
-from isobasin.study.augmentation import augmentation, dropped, flipped_and_cropped
 from isobasin.study.trainer import LabelledExamples, TokenStream, empty_queue, model_inputs
+from isobasin.tasks.datasets import augmentation, dropped, flipped_and_cropped
 
 CLASSIFIER = ModelConfig(
     d_model=16, n_layers=1, n_heads=2, d_ff=16, d_vocab=6, n_positions=5, n_classes=2, positions="rope"

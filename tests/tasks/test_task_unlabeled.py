@@ -13,8 +13,8 @@ from task_subjects import TEXT, WORDS, own, pixels, saved, word_tokenizer, write
 
 from isobasin.errors import IsobasinError
 from isobasin.tasks import open_task, read_images, scaled, unlabeled
-from isobasin.tasks.text import read_table, read_text
 from isobasin.tasks.loader import MAX_IMAGES, MAX_TOKENS
+from isobasin.tasks.text import read_table, read_text
 
 pytestmark = pytest.mark.hf
 

@@ -31,7 +31,8 @@ class AlignOptions:
 
     `dtype` is the type the result will be stored in: distances are those of the stored weights. `workers` processes
     share the layers of attention scopes (both models must then be folders). `only_if_closer`: keep B as it is where
-    nothing comes closer. `on_progress(done, of)` is called for each layer, or for each sweep.
+    nothing comes closer; otherwise what was found is applied in A's gauge, whatever the distance.
+    `on_progress(done, of)` is called for each layer, or for each sweep.
     """
 
     dtype: str = "auto"
@@ -72,6 +73,9 @@ def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], opt
     tell = options.on_progress if problem.moves_stream else None
     state = solve(problem, on_sweep=(lambda done, _: tell(done, done)) if tell else None)
     elements = problem.without_scales(state.elements)
+    if not options.only_if_closer:
+        transform = with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device)
+        return evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)
     best: Evaluation | None = None
     for transform in candidates(problem, elements):
         found = evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)
@@ -79,7 +83,7 @@ def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], opt
         if best.closer and problem.moves_stream and _rotates(problem, transform):
             break
     assert best is not None
-    return unmoved(best, problem) if options.only_if_closer and not best.closer else best
+    return best if best.closer else unmoved(best, problem)
 
 
 def candidates(problem: AlignmentProblem, elements: Mapping[str, Element]) -> Iterator[Transform]:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from isobasin.alignment.headcost import complete_cost, cosine_cost, product_cost, singular_cost
 from isobasin.alignment.linear import Method, align_matrices
-from isobasin.alignment.rotary import Layout, align_rotary, pair_constants
+from isobasin.alignment.rotary import align_rotary, pair_constants
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
 from isobasin.groups.assignment import GroupedAssignment, assign_grouped
-from isobasin.symmetries.attention import AttentionMatrices, stacked
+from isobasin.symmetries.attention import AttentionMatrices, Layout, stacked
 
 HeadDistance = Literal["complete", "frobenius", "singular", "cosine"]
 HEAD_DISTANCES = ("complete", "frobenius", "singular", "cosine")

@@ -17,6 +17,7 @@ from isobasin.alignment.linear import Method
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
 from isobasin.groups.assignment import assign_grouped
+from isobasin.symmetries import ATTENTION_SCOPES
 from isobasin.symmetries.attention import AttentionMatrices
 from isobasin.weights import Weights
 
@@ -80,7 +81,7 @@ class ActivationMatching:
 
         inputs = [unlabeled_inputs(self.data, model, seed=self.seed) for model in (a, b)]
         choices: dict[str, Any] = {"stage2": self.stage2, "head_distance": self.head_distance}
-        if self.scope.endswith("attention"):
+        if self.scope in ATTENTION_SCOPES:
             heads = ActivationHeadMatcher(roots=reading_roots(a, b, *inputs), **choices)
         else:
             tables = correlations(a, b, inputs[0])

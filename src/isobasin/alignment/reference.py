@@ -30,17 +30,17 @@ from isobasin.alignment.heads import (
     phases,
     rank_deficient,
     rotary_element,
-    stacked,
 )
 from isobasin.alignment.linear import Method, align_linear, head_grams
 from isobasin.alignment.result import Alignment
-from isobasin.alignment.rotary import ZERO, Layout, align_rotary, pair_constants
+from isobasin.alignment.rotary import ZERO, align_rotary, pair_constants
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
 from isobasin.groups.group import polar
 from isobasin.shapes import Bool, Complex, Float, Int
-from isobasin.symmetries.attention import AttentionMatrices
+from isobasin.symmetries import ATTENTION_SCOPES
+from isobasin.symmetries.attention import AttentionMatrices, Layout, stacked
 from isobasin.weights import Weights
 
 
@@ -63,7 +63,7 @@ class ReferenceMatching:
         return self
 
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
-        if not self.scope.endswith("attention"):
+        if self.scope not in ATTENTION_SCOPES:
             raise IsobasinError(
                 f"matcher reference aligns attention only, but the scope is {self.scope}: use first-attention or "
                 "all-attention"

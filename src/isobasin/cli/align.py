@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +26,10 @@ from isobasin.cli.output import Cost, check_transform_path, emit, note, progress
 from isobasin.errors import IsobasinError, VerificationError
 
 if TYPE_CHECKING:
-    from isobasin.learning.align_learned import LearnedAlignment, LearnedMatching
-    from isobasin.learning.learn import Watch
-    from isobasin.match.alignment import Alignment
-    from isobasin.match.matchers import Matcher
-    from isobasin.tasks import Task
+    from isobasin.alignment.align import Matcher
+    from isobasin.alignment.result import Alignment
+    from isobasin.learn.matching import LearnedMatching
+    from isobasin.learn.trainer import OnProgress
     from isobasin.weights import Weights
 
 MATCHERS = ("weights", "activations", "learned", "reference")
@@ -89,7 +88,7 @@ def align_command(
                 write_model(moved, save, quiet=show.silent, inputs=folders)
     facts = {
         "output": str(save.output),
-        **found.facts,
+        **found.to_dict(),
         "head_permutation": [list(p) for p in found.head_permutation],
         "kv_head_permutation": [list(p) for p in found.kv_head_permutation],
         "max_output_change": change,
@@ -116,20 +115,19 @@ class AlignSetup:
         return self.match.scope or ("all-attention" if self.match.matcher == "reference" else "model")
 
     def check(self) -> None:
-        from isobasin.match.align_whole import WHOLE
-        from isobasin.match.heads import HEAD_DISTANCES, STAGES
-        from isobasin.symmetries import SCOPES
+        from isobasin.alignment.heads import HEAD_DISTANCES, STAGES
+        from isobasin.symmetries import ATTENTION_SCOPES, SCOPES
 
         match = self.match
         check_choice("--scope", self.scope, SCOPES)
         check_choice("--matcher", match.matcher, MATCHERS)
         check_choice("--stage2", match.stage2, STAGES)
         check_choice("--head-distance", match.head_distance or "complete", HEAD_DISTANCES)
-        if self.scope in WHOLE and match.matcher == "reference":
+        if self.scope not in ATTENTION_SCOPES and match.matcher == "reference":
             raise IsobasinError("--matcher reference aligns attention only: use --scope all-attention")
         if self.workers < 1:
             raise IsobasinError(f"--workers {self.workers}: expected 1 or more")
-        if self.workers > 1 and self.scope in WHOLE:
+        if self.workers > 1 and self.scope not in ATTENTION_SCOPES:
             raise IsobasinError(
                 f"--workers {self.workers} with scope {self.scope}: sweeps go block after block and can not be "
                 "shared; use --scope all-attention, or one worker"
@@ -139,13 +137,10 @@ class AlignSetup:
         if self.learning:
             self.learning.check()
 
-    def matcher(self, a: "Weights", b: "Weights") -> "Matcher":
+    def matcher(self) -> "Matcher":
         """The matcher; with `--matcher learned`, the one that gives the initial alignment."""
-        from isobasin.match.align_whole import WHOLE
-        from isobasin.match.matchers import ActivationMatching, WeightMatching
-        from isobasin.match.reference import ReferenceMatching
-        from isobasin.moments import agreements, reading_roots
-        from isobasin.tasks import unlabeled
+        from isobasin.alignment.matchers import ActivationMatching, WeightMatching
+        from isobasin.alignment.reference import ReferenceMatching
 
         name = self.learning.options.init if self.learning else self.match.matcher
         options: dict[str, Any] = {"scope": self.scope, "stage2": self.match.stage2}
@@ -155,9 +150,7 @@ class AlignSetup:
             return ReferenceMatching(**options)
         if name == "activations":
             assert self.data is not None
-            if self.scope in WHOLE:
-                return ActivationMatching(agreements=agreements(a, b, unlabeled(self.data, a)), **options)
-            return ActivationMatching(roots=reading_roots(a, b, self.data, seed=self.seed), **options)
+            return ActivationMatching(self.data, seed=self.seed, **options)
         return WeightMatching(**options)
 
     def align(
@@ -175,13 +168,15 @@ class AlignSetup:
 
         The state of learning is a file beside `output`, which stays until `until_written` is closed.
         """
-        from isobasin.match.align import align
+        from isobasin.alignment.align import align
 
-        if self.learning:
-            return self._learn(b, a, self.learning, output, until_written, quiet, options)
-        return align(b, to=a, matcher=self.matcher(a, b), workers=self.workers, watch=watch, **options)
+        if not self.learning:
+            return align(b, to=a, matcher=self.matcher(), workers=self.workers, watch=watch, **options)
+        with self._learned_matcher(b, a, self.learning, output, until_written, quiet, options["device"]) as matcher:
+            return align(b, to=a, matcher=matcher, **options)
 
-    def _learn(
+    @contextmanager
+    def _learned_matcher(
         self,
         b: "Weights",
         a: "Weights",
@@ -189,67 +184,54 @@ class AlignSetup:
         output: Path,
         until_written: ExitStack,
         quiet: bool,
-        options: dict[str, Any],
-    ) -> "LearnedAlignment":
-        from isobasin.learning.align_learned import align_learned
-        from isobasin.learning.learn import SECTION
-        from isobasin.learning.record import FileRecord
-        from isobasin.learning.team import team_of
+        device: Any,
+    ) -> "Iterator[LearnedMatching]":
+        """The matcher `learned` with its resume file beside the output, while a progress bar shows its steps."""
+        from isobasin.files import ResumeFile
+        from isobasin.learn.distributed import current_group
+        from isobasin.learn.trainer import RESUME_SECTION
 
-        matching = learning.matching(self.matcher(a, b), self.seed)
         if learning.from_own_text and not quiet:
             note("no data: learning from text that the two models write themselves")
-        task, held_out = learning.tasks([a, b], self.seed, options["device"])
-        team = team_of(options["device"])
-        key = _cache_key(a, b, learning, matching, task, held_out) | {"processes": team.size}
-        record = FileRecord(output, key, writes=team.rank == 0)
+        matcher = learning.matcher(self.matcher(), [a, b], self.seed, device)
+        processes = current_group(device)
+        key = _cache_key(a, b, learning, matcher) | {"processes": processes.size}
+        resume = ResumeFile(output, "learning", key, tensors=True, writes=processes.rank == 0)
         # After an error the state of learning stays, and the same command continues from it.
-        until_written.push(lambda error, *_: None if error else record.close())
-        kept = record.find(SECTION)
-        if kept and not quiet:
-            note(f"going on from step {kept['step']}")
-        with learning_progress(matching.lessons.steps, quiet=quiet or team.rank > 0) as watch:
-            return align_learned(
-                b,
-                to=a,
-                matcher=matching,
-                task=task,
-                held_out=held_out,
-                watch=watch,
-                record=record,
-                team=team,
-                **options,
-            )
+        until_written.push(lambda error, *_: None if error else resume.close())
+        state = resume.find(RESUME_SECTION)
+        if state and not quiet:
+            note(f"going on from step {state['step']}")
+        with learning_progress(matcher.steps, quiet=quiet or processes.rank > 0) as on_step:
+            yield replace(matcher, resume=resume, processes=processes, on_step=on_step)
 
     def progress_total(self, model: "Weights") -> tuple[str, int]:
         """Title and length of the progress bar: sweeps over the whole model, or layers of attention."""
-        from isobasin.match.align_whole import WHOLE
-        from isobasin.match.whole import SWEEPS
+        from isobasin.alignment.descent import SWEEPS
 
-        if self.scope in WHOLE:
+        if self.scope == "model":
             return "sweeps (at most)", SWEEPS
-        return "aligning layers", 1 if self.scope == "first-attention" else model.arch.sizes.n_layers
+        return "aligning layers", model.arch.sizes.n_layers if self.scope == "all-attention" else 1
 
 
-def _cache_key(
-    a: "Weights", b: "Weights", learning: LearnSetup, matching: "LearnedMatching", task: "Task", held_out: "Task"
-) -> dict[str, Any]:
+def _cache_key(a: "Weights", b: "Weights", learning: LearnSetup, matcher: "LearnedMatching") -> dict[str, Any]:
     """Everything the result of learning depends on."""
     from importlib.metadata import version
 
-    from isobasin.path.fingerprint import model_hash
+    from isobasin.path.provenance import model_hash
 
+    assert matcher.held_out is not None
     return {
         "version": version("isobasin"),
         "models": [model_hash(a), model_hash(b)],
-        "data": [task.fingerprint, held_out.fingerprint],
-        "matcher": matching.question(),
+        "data": [matcher.task.fingerprint, matcher.held_out.fingerprint],
+        "matcher": matcher.cache_key(),
         "options": asdict(learning.options) | asdict(learning.reading) | {"held_out": None},
     }
 
 
 @contextmanager
-def learning_progress(steps: int, *, quiet: bool) -> "Iterator[Watch]":
+def learning_progress(steps: int, *, quiet: bool) -> "Iterator[OnProgress]":
     """A progress bar with the last held-out barrier in its title."""
     with progress("learning", steps, quiet=quiet) as step:
         yield lambda done, of, barrier: step(done, f"learning, held-out barrier {barrier:.4g}")
@@ -271,8 +253,7 @@ def _is_first_process() -> bool:
 
 def check_output_folder(save: SaveOptions, inputs: Sequence[Path]) -> None:
     """Refuse an output that exists or lies inside an input, and an unknown size, before anything is computed."""
-    from isobasin.checkpoint.sharding import parse_size
-    from isobasin.checkpoint.workspace import check_output
+    from isobasin.checkpoint.writer import check_output, parse_size
 
     with suppress(OSError):  # a folder that can not be read is reported when it is written
         check_output(save.output.resolve(), list(inputs), force=save.force)
@@ -280,9 +261,8 @@ def check_output_folder(save: SaveOptions, inputs: Sequence[Path]) -> None:
 
 
 def _load_pair(to: str, b: str, untie: bool) -> "tuple[Weights, Weights]":
-    from isobasin.match.comparable import check_comparable
-    from isobasin.match.untying import untied
-    from isobasin.weights import load
+    from isobasin.alignment.problem import check_comparable
+    from isobasin.weights import load, untied
 
     reference, moving = load(to), load(b)
     if untie:  # both, since only models of one architecture can be compared
@@ -293,8 +273,8 @@ def _load_pair(to: str, b: str, untie: bool) -> "tuple[Weights, Weights]":
 
 def _model_change(found: "Alignment", b: "Weights", seed: int) -> float:
     """The largest change of the model's outputs, in the type of computation, before rounding to the output's type."""
-    from isobasin.checking import TOLERANCE_PER_LAYER
-    from isobasin.running import change, outputs, random_inputs
+    from isobasin.runtime import change, outputs, random_inputs
+    from isobasin.symmetries.check import TOLERANCE_PER_LAYER
 
     inputs = random_inputs(b, seed=seed)
     largest = change(outputs(b, inputs), outputs(found.transform.apply(b), inputs))
@@ -307,28 +287,28 @@ def _model_change(found: "Alignment", b: "Weights", seed: int) -> float:
 
 def learning_facts(found: "Alignment | None") -> dict[str, Any]:
     """What `--json` adds for a learned alignment; empty for any other."""
-    from isobasin.learning.align_learned import LearnedAlignment
+    from isobasin.learn.matching import LearnedAlignment
 
     if not isinstance(found, LearnedAlignment):
         return {}
     return {
         "held_out_barrier": dict(found.held_out),
         "kept": found.kept,
-        "steps": found.learning[-1][0] if found.learning else 0,
-        "held_out_history": [list(row) for row in found.learning],
-        "learned_from": found.learned_from,
-        "decided_by": found.decided_by,
+        "steps": found.held_out_history[-1][0] if found.held_out_history else 0,
+        "held_out_history": [list(row) for row in found.held_out_history],
+        "learned_from": found.train_source,
+        "decided_by": found.held_out_source,
     }
 
 
 def learning_lines(facts: dict[str, Any]) -> list[str]:
     if "held_out_barrier" not in facts:
         return []
-    from isobasin.learning.own_text import SOURCE
+    from isobasin.learn.data import GENERATED_SOURCE
 
     barriers = ", ".join(f"{name} {height:.4g}" for name, height in facts["held_out_barrier"].items())
     source, selected_by = facts["learned_from"], facts["decided_by"]
-    no_data = "; no data were used" if source == selected_by == SOURCE else ""
+    no_data = "; no data were used" if source == selected_by == GENERATED_SOURCE else ""
     return [
         f"learned from  {source}{no_data}" + ("" if source == selected_by else f", decided by {selected_by}"),
         f"held-out barrier  {barriers}",

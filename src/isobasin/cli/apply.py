@@ -12,7 +12,7 @@ from isobasin.errors import TransformError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from isobasin.transform import Transform
+    from isobasin.symmetries.transform import Transform
     from isobasin.weights import Weights
 
 
@@ -28,7 +28,7 @@ def scramble_command(
     show: PrintOptions,
 ) -> None:
     """Write a functionally identical model elsewhere on its orbit."""
-    from isobasin.transform import scramble
+    from isobasin.symmetries.transform import scramble
     from isobasin.weights import load
 
     weights = load(model)
@@ -51,7 +51,7 @@ def apply_command(
 ) -> None:
     """Move a model by a saved transform (a base and its fine-tune by the same one, for instance)."""
     from isobasin.symmetries import symmetry
-    from isobasin.transform_file import load_transform
+    from isobasin.symmetries.transform_file import load_transform
     from isobasin.weights import load
 
     loaded, weights = load_transform(transform), load(model)
@@ -70,7 +70,7 @@ def invert_command(
     json: Json = False,
 ) -> None:
     """Write the inverse of a saved transform."""
-    from isobasin.transform_file import load_transform, save_transform
+    from isobasin.symmetries.transform_file import load_transform, save_transform
 
     save_transform(load_transform(transform).inverse(), output, force=force)
     emit({"output": str(output)}, [f"{output}: the inverse transform"], json)

@@ -10,7 +10,7 @@ from isobasin.cli.output import Cost, emit, number, progress, write_model
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
-    from isobasin.likeness.fingerprint import Fingerprint
+    from isobasin.compare.fingerprint import Fingerprint
 
 
 @with_options
@@ -28,12 +28,12 @@ def distance_command(
     show: PrintOptions,
 ) -> None:
     """Measure the distance of two models modulo symmetry, by part, and a score: 0 unrelated, 1 the same orbit."""
-    from isobasin.likeness.distance import distance
-    from isobasin.likeness.parts import Form
+    from isobasin.compare.distance import distance
+    from isobasin.symmetries.normal_form import block_tensors
     from isobasin.weights import load
 
     models = load(a), load(b)
-    n_parts = 1 + min(len(Form(model).spaces) for model in models)
+    n_parts = min(len(block_tensors(model.arch)) for model in models)
     with Cost() as cost, progress("comparing", (null_samples + 1) * n_parts, quiet=show.silent) as step:
         found = distance(
             *models,
@@ -43,18 +43,18 @@ def distance_command(
             device=device.find(),
             watch=lambda done, _: step(done),
         )
-    facts: dict[str, Any] = {**found.facts, "seconds": round(cost.seconds, 3), "peak_anon_mb": cost.peak_anon_mb}
+    facts: dict[str, Any] = {**found.to_dict(), "seconds": round(cost.seconds, 3), "peak_anon_mb": cost.peak_anon_mb}
     if plot is not None:
-        from isobasin.plots.likeness import plot_likeness
+        from isobasin.report.figures import plot_similarity
 
-        facts["plot"] = str(plot_likeness(facts, plot, names=(Path(a).name or "A", Path(b).name or "B")))
+        facts["plot"] = str(plot_similarity(facts, plot, names=(Path(a).name or "A", Path(b).name or "B")))
     emit(facts, distance_lines(facts), show.json)
 
 
 @with_options
 def canonical_command(*, model: Model, save: SaveOptions, show: PrintOptions) -> None:
     """Write the canonical point of a model's orbit: the same function, the same weights for every scrambled copy."""
-    from isobasin.likeness.canonical import canonical
+    from isobasin.compare.canonical import canonical
     from isobasin.weights import load
 
     weights = load(model)
@@ -71,7 +71,7 @@ def fingerprint_command(
     json: Json = False,
 ) -> None:
     """Print a short string that is the same for every scrambled, cast or re-saved copy of a model."""
-    from isobasin.likeness.fingerprint import fingerprint
+    from isobasin.compare.fingerprint import fingerprint
     from isobasin.weights import load
 
     found = fingerprint(load(model))
@@ -96,7 +96,7 @@ def _comparison(found: "Fingerprint", other: "Fingerprint") -> dict[str, Any]:
 
 def _read_fingerprint(text: str) -> "Fingerprint":
     """A fingerprint given as text, as a file that contains one, or as a model."""
-    from isobasin.likeness.fingerprint import VERSION, Fingerprint, fingerprint
+    from isobasin.compare.fingerprint import VERSION, Fingerprint, fingerprint
     from isobasin.weights import load
 
     if text.startswith(f"{VERSION}."):

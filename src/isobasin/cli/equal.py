@@ -9,7 +9,7 @@ from isobasin.cli.options import DeviceOptions, Force, PrintOptions, Seed, with_
 from isobasin.cli.output import Cost, emit, note
 
 if TYPE_CHECKING:
-    from isobasin.equivalence import Verdict
+    from isobasin.compare.verdict import Verdict
 
 EXIT_CODES = {"same": 0, "different": 1, "undecided": 3}
 MAX_LINES = 5  # conditions, steps and residuals that are printed
@@ -33,8 +33,8 @@ def equal_command(
     show: PrintOptions,
 ) -> None:
     """Do A and B compute the same function? Exit 0 same, 1 different, 3 undecided; with the evidence."""
-    from isobasin.equivalence import equivalent
-    from isobasin.files import check_place
+    from isobasin.compare.equivalence import equivalent
+    from isobasin.files import check_output_file
     from isobasin.weights import load
 
     with Cost() as cost:
@@ -42,11 +42,11 @@ def equal_command(
         folders = tuple(model.path for model in models if model.path)
         for file in (save_transform, save_witness):
             if file:
-                check_place(file, force=force, inputs=folders)
+                check_output_file(file, force=force, inputs=folders)
         watch = None if show.silent else note
         found = equivalent(*models, precision=precision, seed=seed, device=device.find(), watch=watch)
     files = _write_evidence(found, save_transform, save_witness, force)
-    facts = {**found.facts, **files, **cost.to_dict(digits=2)}
+    facts = {**found.to_dict(), **files, **cost.to_dict(digits=2)}
     emit(facts, equal_lines(facts), show.json)
     if code := EXIT_CODES[str(facts["verdict"])]:
         raise typer.Exit(code)
@@ -56,8 +56,8 @@ def _write_evidence(found: "Verdict", transform: Path | None, witness: Path | No
     """Write the files that were asked for and that this verdict has."""
     from safetensors.torch import save
 
-    from isobasin.files import write_whole
-    from isobasin.transform_file import save_transform
+    from isobasin.files import atomic_write
+    from isobasin.symmetries.transform_file import save_transform
 
     written = {}
     if transform and found.transform:
@@ -65,7 +65,7 @@ def _write_evidence(found: "Verdict", transform: Path | None, witness: Path | No
         written["transform"] = str(transform)
     if witness and found.witness:
         tensors = {**found.witness.inputs, "output_a": found.witness.a, "output_b": found.witness.b}
-        write_whole(witness, save({key: t.contiguous() for key, t in tensors.items()}))
+        atomic_write(witness, save({key: t.contiguous() for key, t in tensors.items()}))
         written["witness_file"] = str(witness)
     return written
 

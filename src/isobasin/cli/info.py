@@ -20,7 +20,7 @@ def info_command(model: Model, json: Json = False) -> None:
 
 def check_command(model: Model, seed: Seed = 0, json: Json = False) -> None:
     """Compare outputs before and after random symmetries, and measure the group's dimension. Exit 1 if not ok."""
-    from isobasin.checking import check
+    from isobasin.symmetries.check import check
     from isobasin.weights import load
 
     result = check(load(model), seed=seed)

@@ -32,8 +32,7 @@ from isobasin.errors import IsobasinError
 if TYPE_CHECKING:
     import torch
 
-    from isobasin.match.alignment import Alignment
-    from isobasin.merging import Merged, Recipe
+    from isobasin.alignment.result import Alignment
     from isobasin.weights import Weights
 
 RECIPES = (".yml", ".yaml")
@@ -112,7 +111,8 @@ def merge_command(
 
 def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "Recipe":
     """The recipe of a YAML file, or that of the options."""
-    from isobasin.merging import Recipe, read_recipe
+    from isobasin.merging import read_recipe
+    from isobasin.merging.recipe import MergeRecipe
 
     dtype = None if save.dtype in ("keep", "auto") else save.dtype
     if len(models) == 1 and (models[0].lower().endswith(RECIPES) or Path(models[0]).is_file()):
@@ -127,7 +127,7 @@ def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "Re
     if options.no_align and (options.to or options.scope or options.matcher):
         raise IsobasinError("--no-align: nothing is aligned, so --to, --scope and --matcher have no meaning")
     to = options.to or "0"
-    return Recipe.checked(
+    return MergeRecipe.checked(
         models=tuple(models),
         weights=None if options.weights is None else _numbers(options.weights),
         method=options.method or "linear",
@@ -157,8 +157,7 @@ def _setup(recipe: "Recipe", data: Path | None, seed: int, learning: LearnSetup)
 
 def _companions(source: str, model: "Weights") -> Path:
     """The folder of tokenizer_source. Its vocabulary must be that of the models: embeddings are not converted."""
-    from isobasin.checkpoint.documents import read_object
-    from isobasin.checkpoint.location import find_folder
+    from isobasin.checkpoint.folder import find_folder, read_object
 
     folder = find_folder(source)
     if (folder / "config.json").is_file():
@@ -179,9 +178,9 @@ def _alignment(
     until_written: ExitStack,
     quiet: bool,
 ) -> dict[str, Any]:
-    """The arguments of `merge` that say how to align: a matcher for each pair, or a function that learns."""
+    """The arguments of `merge` that say how to align: a matcher, or a function that learns."""
     if setup.learning is None:
-        return {"matcher": setup.matcher}
+        return {"matcher": setup.matcher()}
 
     def learned(b: "Weights", a: "Weights") -> "Alignment":
         number = next(i for i, model in enumerate(models) if model is b)

@@ -20,8 +20,8 @@ from isobasin.errors import IsobasinError
 if TYPE_CHECKING:
     import torch
 
-    from isobasin.learning.align_learned import LearnedMatching
-    from isobasin.match.matchers import Matcher
+    from isobasin.alignment.align import Matcher
+    from isobasin.learn.matching import LearnedMatching
     from isobasin.tasks import Task
     from isobasin.weights import Weights
 
@@ -30,7 +30,6 @@ Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all rando
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output, once the new one is complete.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 INITS = ("weights", "activations")
-CHECK_EVERY = 50  # gradient steps between two measurements of the held-out barrier
 SELF = Path("self")  # in place of data: text that the two models generate
 MatchData = Annotated[
     Path | None,
@@ -163,7 +162,7 @@ class LearnSetup:
         return self.data == SELF
 
     def check(self) -> None:
-        from isobasin.learning.lessons import PERMUTATIONS
+        from isobasin.learn.trainer import PERMUTATIONS
 
         init, held_out = self.options.init, self.options.held_out
         if self.data is None:
@@ -183,7 +182,7 @@ class LearnSetup:
 
     def tasks(self, models: "list[Weights]", seed: int, device: "torch.device | None" = None) -> "tuple[Task, Task]":
         """The data to learn from, and the held-out data."""
-        from isobasin.learning.exercises import split
+        from isobasin.learn.data import split_held_out
 
         assert self.data is not None
         if self.from_own_text:
@@ -192,13 +191,13 @@ class LearnSetup:
             task, held_out = self.reading.open(self.data, models, seed=seed, split="train"), None
         if self.options.held_out is not None:
             held_out = self.reading.open(self.options.held_out, models, seed=seed, split="test")
-        return split(task) if held_out is None else (task, held_out)
+        return split_held_out(task) if held_out is None else (task, held_out)
 
     def _generated(self, models: "list[Weights]", seed: int, device: "torch.device | None") -> "tuple[Task, Task]":
-        from isobasin.learning.own_text import WINDOWS, OwnText
+        from isobasin.learn.data import WINDOWS, GeneratedText
 
         reading = self.reading
-        text = OwnText(
+        text = GeneratedText(
             windows=WINDOWS if reading.max_samples is None else reading.max_samples,
             length=reading.seq_len,
             batch_size=reading.batch_size or 8,
@@ -207,17 +206,22 @@ class LearnSetup:
         )
         return text.tasks(models[0], models[1], device)
 
-    def matching(self, init: "Matcher", seed: int) -> "LearnedMatching":
-        from isobasin.learning.align_learned import LearnedMatching
-        from isobasin.learning.lessons import Lessons
+    def matcher(
+        self, init: "Matcher", models: "list[Weights]", seed: int, device: "torch.device | None" = None
+    ) -> "LearnedMatching":
+        from isobasin.learn.matching import LearnedMatching
 
-        lessons = Lessons(
+        task, held_out = self.tasks(models, seed, device)
+        return LearnedMatching(
+            task,
+            held_out,
+            scope=init.scope,
+            init=init,
             steps=self.options.steps,
-            rate=self.options.lr,
-            check_every=CHECK_EVERY,
+            lr=self.options.lr,
             permutations="free" if self.options.permutations == "free" else "fixed",
+            seed=seed,
         )
-        return LearnedMatching(scope=init.scope, start=init, lessons=lessons, seed=seed)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from torch import Tensor
 
-    from isobasin.transform import Transform
+    from isobasin.symmetries.transform import Transform
     from isobasin.weights import Weights
 
 
@@ -97,7 +97,7 @@ def progress_bars(*, quiet: bool, transient: bool, width: int = 0) -> "Iterator[
 
 def check_transform_path(path: Path | None, save: SaveOptions, inputs: Sequence[Path]) -> None:
     """Refuse a transform file that exists, or that would lie inside an input or inside the output folder."""
-    from isobasin.transform_file import check_free
+    from isobasin.symmetries.transform_file import check_free
 
     if path is None:
         return
@@ -110,7 +110,7 @@ def check_transform_path(path: Path | None, save: SaveOptions, inputs: Sequence[
 @contextmanager
 def saved_transform(transform: "Transform", path: Path | None) -> Iterator[None]:
     """Save a transform if the body succeeds: a failure leaves neither a transform without a model nor the reverse."""
-    from isobasin.transform_file import save_transform
+    from isobasin.symmetries.transform_file import save_transform
 
     if path is None:
         yield

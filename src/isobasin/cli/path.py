@@ -28,9 +28,9 @@ from isobasin.errors import IsobasinError
 if TYPE_CHECKING:
     import torch
 
-    from isobasin.match.alignment import Alignment
-    from isobasin.path.compare import Aligner
-    from isobasin.path.survey import Watch
+    from isobasin.alignment.result import Alignment
+    from isobasin.path.evaluation import Watch
+    from isobasin.path.pairs import Aligner
     from isobasin.tasks import Task
     from isobasin.weights import Weights
 
@@ -129,11 +129,10 @@ def measure(
     import json
     import shlex
 
-    from isobasin.files import check_place, write_text
-    from isobasin.match.comparable import check_comparable
-    from isobasin.path.compare import compare, result_of
-    from isobasin.path.fingerprint import model_facts, model_hash, provenance
-    from isobasin.path.ledger import FileLedger
+    from isobasin.alignment.problem import check_comparable
+    from isobasin.files import ResumeFile, atomic_write, check_output_file
+    from isobasin.path.pairs import evaluate_pairs, path_document
+    from isobasin.path.provenance import model_hash, model_provenance, provenance
     from isobasin.weights import load
 
     began = time.perf_counter()
@@ -147,18 +146,18 @@ def measure(
     models = dict(zip("ABC", map(load, sources)))
     for other in list(models.values())[1:]:
         check_comparable(models["A"], other)
-    check_place(output, force=force, inputs=tuple(m.path for m in models.values() if m.path))
+    check_output_file(output, force=force, inputs=tuple(m.path for m in models.values() if m.path))
     task = reading.open(measured.data, list(models.values()), seed=seed, split="test")
     if setup and setup.learning:
         check_disjoint(measured.data, reading, setup.learning, list(models.values()), seed=seed)
     hashes = {label: model_hash(model) for label, model in models.items()}
-    ledger = FileLedger(output, _cache_key(hashes, task, reading, setup, models, seed, device))
-    if ledger.n_found and not quiet:
-        note(f"going on from {ledger.n_found} finished points")
+    cache = ResumeFile(output, "partial", _cache_key(hashes, task, reading, setup, models, seed, device))
+    if len(cache) and not quiet:
+        note(f"going on from {len(cache)} finished points")
     with ExitStack() as until_written:
         try:
             with _progress(quiet) as watch:
-                pairs = compare(
+                pairs = evaluate_pairs(
                     models,
                     task,
                     aligner=_aligner(setup, models, output, device, until_written, quiet) if setup else None,
@@ -166,14 +165,14 @@ def measure(
                     explained=measured.explain,
                     plane=measured.plane,
                     device=device,
-                    ledger=ledger,
+                    cache=cache,
                     watch=watch,
                 )
         except KeyboardInterrupt:
             note("isobasin: finished points are kept; the same command goes on from them")
             raise
-        result = result_of(pairs, task)
-        result["models"] = {label: model_facts(model, hashes[label]) for label, model in models.items()}
+        result = path_document(pairs, task)
+        result["models"] = {label: model_provenance(model, hashes[label]) for label, model in models.items()}
         if setup:
             result["alignment"] = {name: _alignment(pair.alignment, setup) for name, pair in pairs.items()}
         result["provenance"] = provenance(
@@ -182,8 +181,8 @@ def measure(
             device=str(device),
             seconds=time.perf_counter() - began,
         )
-        write_text(output, json.dumps(result, allow_nan=False, indent=1) + "\n")
-    ledger.close()
+        atomic_write(output, json.dumps(result, allow_nan=False, indent=1) + "\n")
+    cache.close()
     return result | {"output": str(output)}
 
 
@@ -234,7 +233,7 @@ def _aligner(
 def _alignment(found: "Alignment | None", setup: AlignSetup) -> dict[str, Any]:
     assert found is not None
     how = {"scope": setup.scope, "matcher": setup.match.matcher, "stage2": setup.match.stage2}
-    return how | found.facts | (learning_facts(found) if setup.learning else {})
+    return how | found.to_dict() | (learning_facts(found) if setup.learning else {})
 
 
 @contextmanager

@@ -35,10 +35,10 @@ def run_command(
     """Run a grid and write its page; an interrupted run continues. Exit 1 if a cell failed."""
     import shlex
 
-    from isobasin.study.page import write_study_report
-    from isobasin.study.run import Setting, run_study
+    from isobasin.report.study_page import write_study_report
+    from isobasin.study.run import RunConfig, run_study
 
-    setting = Setting(
+    setting = RunConfig(
         data=data,
         engine=engine,
         workers=workers,
@@ -64,7 +64,7 @@ def report_command(
     json: Json = False,
 ) -> None:
     """Write the tables, the figures and the page again, from the JSON of a study alone."""
-    from isobasin.study.page import write_study_report
+    from isobasin.report.study_page import write_study_report
 
     report = str(write_study_report(folder, output))
     emit({"report": report}, [f"{report}: open it in any browser"], json)

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.headcost import product_squares
-from isobasin.alignment.heads import RANK, query_key_cost, stacked
+from isobasin.alignment.heads import RANK, query_key_cost
 from isobasin.arch import Architecture, HeadSpace
 from isobasin.compare.residual import rounding_unit
-from isobasin.symmetries.attention import AttentionMatrices, attention_matrices
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, stacked
 from isobasin.symmetries.coordinate import face_columns
 from isobasin.symmetries.normal_form import normalize
 from isobasin.views import AsFloat64, Tensors, View

@@ -85,8 +85,7 @@ class DistanceResult:
         """
         return self.null.draws > 1 and self.score > 2 * self.null.largest - min(self.null.scores)
 
-    @property
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin distance`."""
         matrix = self.layers.to_dict() if self.layers else {}
         return {

@@ -85,11 +85,12 @@ class BlockPair:
         return BlockPair(a.arch, space_a, {n: tensors_a[n] for n in kept}, {n: moved[n] for n in kept})
 
     def element(self) -> Element | None:
-        """The element of this space that brings B's block closest to A's; None where the space has no group."""
+        """The element of this space that brings B's block closest to A's; None for the stream, which is moved already,
+        and where the space has no group."""
         group = symmetry(self.arch).groups.get(self.space)
-        if group is None:
-            return None
         place = self.arch.spaces[self.space]
+        if group is None or place.role == "stream":
+            return None
         found: Element
         if isinstance(place, HeadSpace):
             a, b = (

@@ -90,8 +90,7 @@ class Verdict:
         """The first space, from the inputs on, whose residual is above the noise floor."""
         return next((r for r in self.element.residuals if r.ratio > RESIDUAL_THRESHOLD), None)
 
-    @property
-    def facts(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin equal`."""
         parting, first = self.parting, self.first_parting
         return {

@@ -7,7 +7,3 @@ from isobasin.merging.merge import MergeResult, merge
 from isobasin.merging.recipe import MergeRecipe, read_recipe
 
 __all__ = ["MergeRecipe", "MergeResult", "merge", "read_recipe"]
-
-# mypy: implicit-reexport
-from isobasin.merging.merge import MergeResult as Merged  # noqa: F401  # SHIM-NAME
-from isobasin.merging.recipe import MergeRecipe as Recipe  # noqa: F401  # SHIM-NAME

@@ -5,20 +5,16 @@ vectors. Every batch is read once and used for all points. Data that fit into `m
 are then evaluated one after the other; larger data are read in parts, and each part is used for all points.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isobasin.alignment.problem import check_comparable
 from isobasin.errors import IsobasinError
-from isobasin.files import atomic_write
+from isobasin.files import ResumeStore
 from isobasin.path.curve import Curve, grid
 from isobasin.runtime import logits, module_of, places
 from isobasin.tasks import Batch, Task
@@ -84,53 +80,13 @@ class FlatModel:
         return total
 
 
-class ResultCache:
-    """Sums of evaluated points in a small file beside the output, so that an interrupted run can continue.
-
-    `cache_key` is everything that the sums depend on: hashes of models and data, flags, the version. A file with
-    another cache key is ignored and replaced.
-    """
-
-    def __init__(self, output: Path, cache_key: Mapping[str, Any]) -> None:
-        self.path = output.with_name(f".{output.name}.isobasin-partial")
-        text = json.dumps(cache_key, sort_keys=True, default=str)
-        self._key = hashlib.sha256(text.encode()).hexdigest()
-        self._sums = self._read()
-
-    @property
-    def n_found(self) -> int:
-        """The number of points in the cache."""
-        return len(self._sums)
-
-    def find(self, point: str) -> MetricSums | None:
-        return self._sums.get(point)
-
-    def store(self, point: str, sums: MetricSums) -> None:
-        self._sums[point] = sums
-        rows = {name: asdict(one) for name, one in self._sums.items()}
-        atomic_write(self.path, json.dumps({"question": self._key, "sums": rows}))
-
-    def close(self) -> None:
-        """Delete the file; call this when the output is written."""
-        self.path.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, MetricSums]:
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            if found["question"] != self._key:
-                return {}
-            return {name: MetricSums(**row) for name, row in found["sums"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}  # there is no file, or it is not one of ours
-
-
 def evaluate_points(
     model: FlatModel,
     points: Mapping[str, Callable[[], object]],
     task: Iterable[Batch],
     *,
     memory: int = MEMORY,
-    cache: ResultCache | None = None,
+    cache: ResumeStore | None = None,
     watch: Watch | None = None,
 ) -> dict[str, MetricSums]:
     """The metric sums over all the data at every point; a point is given by a function that moves the model there."""
@@ -139,13 +95,14 @@ def evaluate_points(
         held = [_to_device(batch, model.buffer.device) for batch in part]
         for done, (name, move) in enumerate(points.items(), 1):
             key = f"{name}/{number}"
-            sums = cache.find(key) if cache else None
+            row = cache.find(key) if cache else None
+            sums = MetricSums(**row) if row else None
             if sums is None:
                 move()
                 sums = model.score(held)
                 assert sums is not None
                 if cache:
-                    cache.store(key, sums)
+                    cache.keep(key, asdict(sums))
             totals[name] = totals[name] + sums if name in totals else sums
             if watch:
                 watch(done, len(points))
@@ -181,7 +138,7 @@ def evaluate_line(
     *,
     name: str,
     memory: int = MEMORY,
-    cache: ResultCache | None = None,
+    cache: ResumeStore | None = None,
     watch: Watch | None = None,
 ) -> Curve:
     """Every metric of the task on the line between two vectors; `name` identifies the line in the cache."""
@@ -205,7 +162,7 @@ def evaluate_path(
     n_points: int = 25,
     device: torch.device | None = None,
     memory: int = MEMORY,
-    cache: ResultCache | None = None,
+    cache: ResumeStore | None = None,
     watch: Watch | None = None,
 ) -> Curve:
     """Every metric of the task at (1−λ)·a + λ·b, interpolated in float32; the ends are exactly the two models.

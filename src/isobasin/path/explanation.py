@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture
+from isobasin.files import ResumeStore
 from isobasin.path.curve import Curve
-from isobasin.path.evaluation import FlatModel, ResultCache, Watch, curve_of, evaluate_points
+from isobasin.path.evaluation import FlatModel, Watch, curve_of, evaluate_points
 from isobasin.tasks import Task
 
 
@@ -66,7 +67,7 @@ def explain(
     curve: Curve,
     *,
     name: str,
-    cache: ResultCache | None = None,
+    cache: ResumeStore | None = None,
     watch: Watch | None = None,
 ) -> Explanation:
     """Evaluate the path again for each part of the model, with the outputs of that part mixed.

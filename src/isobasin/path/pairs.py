@@ -11,8 +11,9 @@ from torch import Tensor
 
 from isobasin.alignment.problem import check_comparable
 from isobasin.alignment.result import Alignment
+from isobasin.files import ResumeStore
 from isobasin.path.curve import Curve, finite_or_none, grid
-from isobasin.path.evaluation import FlatModel, ResultCache, Watch, evaluate_line, evaluate_points
+from isobasin.path.evaluation import FlatModel, Watch, evaluate_line, evaluate_points
 from isobasin.path.explanation import Explanation, explain
 from isobasin.tasks import Task
 from isobasin.weights import Weights
@@ -49,7 +50,7 @@ def evaluate_pairs(
     explained: bool = False,
     plane: int = 0,
     device: torch.device | None = None,
-    ledger: ResultCache | None = None,
+    cache: ResumeStore | None = None,
     watch: Callable[[str], Watch] | None = None,
 ) -> dict[str, PairResult]:
     """Evaluate every pair of the models, by the name `A-B`; the second model of a pair is aligned to the first.
@@ -72,7 +73,7 @@ def evaluate_pairs(
             ends["aligned"] = model.vector(alignment.transform.apply(models[second]))
         curves, explanations, surface = {}, {}, None
         for path, stop in ends.items():
-            options: dict[str, Any] = {"name": f"{name}/{path}", "cache": ledger}
+            options: dict[str, Any] = {"name": f"{name}/{path}", "cache": cache}
             curves[path] = evaluate_line(
                 model, start, stop, task, grid(n_points), watch=titled(f"{path} path"), **options
             )
@@ -81,7 +82,7 @@ def evaluate_pairs(
                     model, start, stop, task, curves[path], watch=titled(f"{path}, explained"), **options
                 )
         if plane and alignment:
-            options = {"name": f"{name}/plane", "cache": ledger}
+            options = {"name": f"{name}/plane", "cache": cache}
             surface = evaluate_plane(
                 model, start, end, ends["aligned"], task, n=plane, watch=titled("plane"), **options
             )
@@ -103,7 +104,7 @@ def evaluate_plane(
     name: str,
     n: int = 15,
     margin: float = 0.25,
-    cache: ResultCache | None = None,
+    cache: ResumeStore | None = None,
     watch: Watch | None = None,
 ) -> LossPlane:
     """The loss on the plane through A, B and B aligned.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from isobasin.errors import IsobasinError
-from isobasin.files import check_place, write_whole
+from isobasin.files import atomic_write, check_output_file
 from isobasin.report import text
 from isobasin.report.result import (
     METRICS,
@@ -82,7 +82,7 @@ def save_figure(paths: Sequence[Path], size: Size, draw: Draw, *, dpi: int = 200
     for path in paths:
         if path.suffix.lower() not in SUFFIXES:
             raise IsobasinError(f"{path}: no kind of picture is known by {path.suffix!r}, expected .png, .svg or .pdf")
-        check_place(path, force=True)
+        check_output_file(path, force=True)
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -95,7 +95,7 @@ def save_figure(paths: Sequence[Path], size: Size, draw: Draw, *, dpi: int = 200
         draw(figure)
         made = [_encode(figure, path.suffix.lower().removeprefix(".")) for path in paths]
     for path, data in zip(paths, made):
-        write_whole(path, data)
+        atomic_write(path, data)
     return list(paths)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
-from isobasin.files import check_place, write_whole
+from isobasin.files import atomic_write, check_output_file
 from isobasin.report import summary, svg, text
 from isobasin.report.result import LayerChange, PairResult, PathResult, Source, read_result
 from isobasin.report.text import Html, concat, element, short
@@ -30,14 +30,14 @@ _STATES = {
 def write_report(results: Sequence[Source], out: str | Path, *, force: bool = False) -> Path:
     """Write the page for one or more results of `isobasin path`; the write is atomic."""
     path = Path(out)
-    check_place(path, force=force)
+    check_output_file(path, force=force)
     page = render([read_result(source) for source in results]).encode("utf-8")
     if len(page) > MAX_BYTES:
         raise IsobasinError(
             f"{path}: the page would have {len(page) / 1e6:.1f} MB, expected at most {MAX_BYTES / 1e6:.0f}; "
             "report fewer files at once, or measure a coarser --plane"
         )
-    write_whole(path, page)
+    atomic_write(path, page)
     return path
 
 

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 
 from isobasin.report import figures, text
 from isobasin.report.text import Number
-from isobasin.study.results import NAIVE, CellResult, Facts, Measured, Study
-from isobasin.study.tables import (
+from isobasin.study.results import (
+    NAIVE,
     SCOPE_TITLES,
     STAGES,
+    CellResult,
+    JsonObject,
+    PairResult,
+    Study,
     Sweep,
     ablation,
     data_name,
-    facing_cells,
     is_main,
     model_name,
+    position_comparisons,
     scores,
     size_name,
     stage2_cells,
@@ -117,7 +121,7 @@ def _curves(cell: CellResult, name: str) -> Drawing:
     return name, (max(5.6, 3.5 * columns), 1.2 + 2.55 * rows), draw
 
 
-def _pair_panel(axes: "Axes", pair: Measured, labels: Sequence[str], metric: str, *, last: bool) -> None:
+def _pair_panel(axes: "Axes", pair: PairResult, labels: Sequence[str], metric: str, *, last: bool) -> None:
     scale = figures.metric_scale(metric)
     for label in labels:
         style = "--" if label.startswith("reference") else "-"
@@ -158,7 +162,7 @@ def _permutations(cell: CellResult, name: str) -> Drawing:
     return name, (max(5.6, 3.5 * len(found)), 3.9), draw
 
 
-def _layers(cell: CellResult, found: Facts, name: str) -> Drawing:
+def _layers(cell: CellResult, found: JsonObject, name: str) -> Drawing:
     """The loss after the attention of one layer was re-initialised, by layer."""
 
     def draw(figure: "Figure") -> None:
@@ -179,7 +183,7 @@ def _layers(cell: CellResult, found: Facts, name: str) -> Drawing:
     return name, (max(5.2, 1.8 + 0.55 * len(found["loss"])), 3.6), draw
 
 
-def _control(cell: CellResult, found: Facts, name: str) -> Drawing:
+def _control(cell: CellResult, found: JsonObject, name: str) -> Drawing:
     """The loss on the path to a reparametrised copy of the model, before and after alignment."""
 
     def draw(figure: "Figure") -> None:
@@ -216,7 +220,7 @@ def _stage2(study: Study) -> Iterator[Drawing]:
 
 def _positions(study: Study) -> Iterator[Drawing]:
     """The share of the naive barrier that is left, absolute against rotary positions."""
-    both = [(each.absolute, each.rotary) for each in facing_cells(study.cells)]
+    both = [(each.absolute, each.rotary) for each in position_comparisons(study.cells)]
     both = [cells for cells in both if all("weights" in scores(cell) for cell in cells)]
     groups = {
         kind: (colour, [scores(cells[i])["weights"].share for cells in both])

@@ -4,32 +4,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from isobasin.errors import IsobasinError
-from isobasin.files import check_place, write_text
+from isobasin.files import atomic_write, check_output_file
 from isobasin.report import text
 from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch
 from isobasin.report.study_figures import main_labels, matcher_of, scope_and_size, sweep_labels, write_figures
 from isobasin.report.summary import RULE
 from isobasin.report.svg import Range, Series, bar, panel, value_range
 from isobasin.report.text import Child, Html, concat, element
-from isobasin.study.results import NAIVE, CellResult, Facts, Measured, Study, read_study
-from isobasin.study.store import read_json, write_json
-from isobasin.study.tables import (
+from isobasin.study.results import (
+    NAIVE,
     SCOPE_TITLES,
     STAGES,
-    Facing,
+    CellResult,
+    JsonObject,
+    PairResult,
+    PositionComparison,
     Score,
+    Study,
     Sweep,
     ablation,
     by_scope,
     counts,
     data_name,
     distance_cells,
-    facing_cells,
     is_main,
     mean,
     model_name,
+    position_comparisons,
     positions_name,
     quality,
+    read_study,
     scores,
     size_name,
     stage2_cells,
@@ -37,6 +41,7 @@ from isobasin.study.tables import (
     sweeps,
     title,
 )
+from isobasin.study.store import read_json, write_json
 
 PAGE, SUMMARY, FIGURES = "report.html", "summary.json", "figures"
 MAX_PERMUTATION_FIGURES = 4
@@ -53,7 +58,7 @@ def write_study_report(folder: Path, output: Path | None = None, *, figures: boo
     folder = Path(folder)
     place = folder / PAGE if output is None else Path(output)
     study = read_study(folder)
-    check_place(place, force=True)
+    check_output_file(place, force=True)
     names = _old_figures(folder)
     if figures:
         new = {path.name for path in write_figures(study, folder / FIGURES)}
@@ -62,7 +67,7 @@ def write_study_report(folder: Path, output: Path | None = None, *, figures: boo
         names = new
     rows = [summary_row(cell) for cell in study.cells]
     write_json(folder / SUMMARY, {"name": study.name, "cells": rows, "figures": sorted(names)})
-    write_text(place, render(study))
+    atomic_write(place, render(study))
     return place
 
 
@@ -203,7 +208,7 @@ def _score(score: Score | None) -> Html:
 
 
 def _positions_section(study: Study) -> Html | None:
-    found = facing_cells(study.cells)
+    found = position_comparisons(study.cells)
     if not found:
         return None
     labels = [label for label in ("weights", "learned") if any(label in scores(each.rotary) for each in found)]
@@ -214,7 +219,7 @@ def _positions_section(study: Study) -> Html | None:
     return _section("Absolute against rotary positions", "positions", table)
 
 
-def _facing_row(each: Facing, labels: Sequence[str]) -> Html:
+def _facing_row(each: PositionComparison, labels: Sequence[str]) -> Html:
     cell, sides = each.absolute, (scores(each.absolute), scores(each.rotary))
     name = concat([f"{model_name(cell)} on {data_name(cell)}", element("small", scope_and_size(cell))])
     naive = [text.metric("loss", side[NAIVE].mean) for side in sides]
@@ -353,7 +358,7 @@ def _layers_section(study: Study) -> Html | None:
     return _section("One layer's attention re-initialised", "layers", table) if cells else None
 
 
-def _layer_rows(cell: CellResult, found: Facts) -> list[Html]:
+def _layer_rows(cell: CellResult, found: JsonObject) -> list[Html]:
     rises = [loss - found["before"] for loss in found["loss"]]
     low, high = min([0.0, *rises]), max([1e-9, *rises])
     rows = []
@@ -387,7 +392,7 @@ def _control_section(study: Study) -> Html | None:
     return _section("The control: inside and outside the group", "control", element("p", words), table)
 
 
-def _control_row(cell: CellResult, side: str, found: Facts) -> Html:
+def _control_row(cell: CellResult, side: str, found: JsonObject) -> Html:
     """A model against a reparametrised copy of itself: means over draws."""
     rises = [text.metric("loss", mean([pair[k] for pair in found["excess"]])) for k in (0, 1)]
     before, after = (mean([pair[k] for pair in found["distance"]]) for k in (0, 1))
@@ -444,7 +449,7 @@ def _pair_panels(cell: CellResult, metric: str) -> Html:
     return _figure([_pair_panel(pair, labels, metric, y) for pair in cell.pairs], above=text.metric_title(metric))
 
 
-def _pair_panel(pair: Measured, labels: Sequence[str], metric: str, y: Range) -> Html:
+def _pair_panel(pair: PairResult, labels: Sequence[str], metric: str, y: Range) -> Html:
     series = [Series(pair.curve(label, metric), matcher_of(label)) for label in labels]
     shown = ", ".join(f"{label} {text.barrier(metric, pair.barrier(label, metric))}" for label in labels)
     first, second = pair.seeds

@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """The paper's protocol: train, re-initialise, fine-tune, align, interpolate.
 
 >>> import torch
@@ -13,11 +12,9 @@
 """
 
 from isobasin.symmetries import SCOPES
+from isobasin.tasks.datasets import shifted
 
-from .augmentation import shifted
 from .reinitialisation import reinitialise, scope_parameters
 from .trainer import TrainingRecipe, TrainResult, train
 
 __all__ = ["SCOPES", "TrainResult", "TrainingRecipe", "reinitialise", "scope_parameters", "shifted", "train"]
-
-from isobasin.study.trainer import TrainingRecipe as Recipe  # noqa: F401  # SHIM-NAME

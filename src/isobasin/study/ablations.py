@@ -11,13 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from isobasin.alignment.align import align
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.arch import HeadSpace
 from isobasin.groups import GL, Heads
-from isobasin.match.align import align
-from isobasin.match.matchers import WeightMatching
 from isobasin.model import ModelConfig, Transformer
-from isobasin.path.mixture import Mixture
-from isobasin.path.survey import survey
+from isobasin.path.evaluation import FlatModel, evaluate_points
 from isobasin.symmetries import symmetry
 from isobasin.weights import Weights, load
 
@@ -95,7 +94,7 @@ def _random_permutations(
 def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
     """The loss after the attention of one layer alone is re-initialised: the mean over `seeds`, for each layer."""
     model = load(needs[0] / "model")
-    mixture = Mixture.of(model, torch.device(context.device))
+    mixture = FlatModel.of(model, torch.device(context.device))
     trained = mixture.buffer.clone()
     seeds = list(settings.get("seeds", range(SAMPLES)))
     fresh = {seed: mixture.vector(_initialised(model, seed)) for seed in seeds}
@@ -109,7 +108,7 @@ def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, contex
     every_layer = range(model.arch.sizes.n_layers)
     points = {f"{i}/{seed}": (lambda i=i, seed=seed: place(i, seed)) for i in every_layer for seed in seeds}
     task = evaluation_task(settings, model, context)
-    sums = survey(mixture, {"before": lambda: place(None, 0), **points}, task)
+    sums = evaluate_points(mixture, {"before": lambda: place(None, 0), **points}, task)
     found = {name: each.metrics(task.kind) for name, each in sums.items()}
     each = {metric: [[found[f"{i}/{s}"][metric] for s in seeds] for i in every_layer] for metric in found["before"]}
     return {

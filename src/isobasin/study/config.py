@@ -12,12 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from isobasin.alignment.heads import HEAD_DISTANCES, STAGES
 from isobasin.errors import IsobasinError
-from isobasin.match.heads import HEAD_DISTANCES, STAGES
-from isobasin.model.presets import preset_settings
+from isobasin.model.config import preset_settings
 from isobasin.symmetries import SCOPES
-
-from .augmentation import NAMES as AUGMENTATIONS
+from isobasin.tasks.datasets import AUGMENTATIONS as AUGMENTATIONS
 
 MODELS = ("vit", "bert", "gpt2", "llama")
 POSITIONS = ("absolute", "sinusoidal", "learned", "rope", "alibi", "none")

@@ -19,17 +19,16 @@ from scipy.sparse import csr_matrix
 from scipy.special import log_softmax
 
 from isobasin.errors import IsobasinError
-from isobasin.learning.record import FileRecord
+from isobasin.files import ResumeFile
 from isobasin.model import ModelConfig, Transformer
+from isobasin.tasks.datasets import Dataset, augmentation, eval_batch_size, open_dataset, open_labelled_texts
 from isobasin.tasks.source import chosen
-from isobasin.tasks.task import Sums, Task
+from isobasin.tasks.task import MetricSums, Task
+from isobasin.tasks.tokenizer import Vocabulary, split_words
 
-from .augmentation import augmentation
-from .datasets import Dataset, at_once, open_dataset, rows_of
 from .plan import Context
 from .reinitialisation import reinitialise, scope_parameters
 from .trainer import CheckpointConfig, TrainingRecipe, can_compile, train
-from .vocabulary import Vocabulary, words_in
 
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints
 EVALUATION_SAMPLES = 1000  # test samples of the evaluations during training
@@ -90,9 +89,13 @@ def _train_and_test(
 
     On CUDA in bfloat16, with a step as one graph, compiled where that is possible; otherwise in float32.
     """
-    device, table, batch_size = torch.device(context.device), settings["train"], at_once(data.kind, context.device)
+    device, table, batch_size = (
+        torch.device(context.device),
+        settings["train"],
+        eval_batch_size(data.kind, context.device),
+    )
     cache_key = {**settings, "data": dict(data.facts), "model": model.config.to_dict()}
-    record = FileRecord(context.scratch / "training", cache_key)
+    record = ResumeFile(context.scratch / "training", "learning", cache_key, tensors=True)
     probe = data.task("test", samples=EVALUATION_SAMPLES, batch_size=batch_size)
 
     def loss_and_accuracy(learner: Transformer) -> tuple[float, ...]:
@@ -148,9 +151,9 @@ def recipe_from_table(table: Mapping[str, Any]) -> TrainingRecipe:
 @torch.inference_mode()
 def evaluate(model: Transformer, task: Task, device: torch.device) -> dict[str, float]:
     """Loss and accuracy, for text also perplexity and bits per byte, in float32."""
-    model, total = model.to(device), Sums()
+    model, total = model.to(device), MetricSums()
     for batch in task:
-        total = total + Sums.of(model(*(tensor.to(device) for tensor in batch.inputs.values())), batch)
+        total = total + MetricSums.of(model(*(tensor.to(device) for tensor in batch.inputs.values())), batch)
     return total.metrics(task.kind)
 
 
@@ -235,10 +238,10 @@ def tf_idf_accuracy(name: str, root: Path | None, limits: Mapping[str, int]) -> 
 
     Returns {accuracy, terms, train, test}.
     """
-    rows = rows_of(name, root)
+    rows = open_labelled_texts(name, root)
     texts, classes = _subset(*rows.train, limits.get("train"))
     test_texts, test_classes = _subset(*rows.test, limits.get("test"))
-    words = {word: i for i, word in enumerate(sorted({word for text in texts for word in words_in(text)}))}
+    words = {word: i for i, word in enumerate(sorted({word for text in texts for word in split_words(text)}))}
     occurrences = TermOccurrences.of(texts, words)
     terms = occurrences.frequent(MAX_TERMS)
     x = occurrences.counts(terms)
@@ -265,7 +268,7 @@ class TermOccurrences:
     @staticmethod
     def of(texts: Sequence[str], words: Mapping[str, int]) -> "TermOccurrences":
         """Unknown words, and pairs that contain one, are left out."""
-        ids = [np.array([words.get(word, -1) for word in words_in(text)], dtype=np.int64) for text in texts]
+        ids = [np.array([words.get(word, -1) for word in split_words(text)], dtype=np.int64) for text in texts]
         place = np.repeat(np.arange(len(texts)), [len(one) for one in ids])
         row = np.concatenate(ids)
         pair = (place[1:] == place[:-1]) & (row[1:] >= 0) & (row[:-1] >= 0)

@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isobasin.alignment.problem import check_comparable
 from isobasin.errors import IsobasinError
-from isobasin.learning.align_learned import LearnedAlignment
-from isobasin.match.comparable import check_comparable
+from isobasin.learn.matching import LearnedAlignment
 from isobasin.model import ModelConfig
 from isobasin.path.curve import Curve, grid
-from isobasin.path.evaluate import along
-from isobasin.path.mixture import Mixture
-from isobasin.running import change, logits
+from isobasin.path.evaluation import FlatModel, evaluate_line
+from isobasin.runtime import change, logits
 from isobasin.tasks import Task
+from isobasin.tasks.datasets import Dataset, eval_batch_size
 from isobasin.weights import Weights, load
 
 from .align import Aligner
 from .config import MatcherConfig
-from .datasets import Dataset, at_once
 from .models import open_dataset_for
 from .plan import Context
 
@@ -70,7 +69,7 @@ def _aligned_dict(aligner: Aligner, config: MatcherConfig, path: "PathEvaluator"
         "head_permutation": [list(places) for places in found.head_permutation],
     }
     if isinstance(found, LearnedAlignment):
-        history = [list(row) for row in found.learning]
+        history = [list(row) for row in found.held_out_history]
         result["learning"] = {"held_out": dict(found.held_out), "kept": found.kept, "history": history}
     return result
 
@@ -84,27 +83,27 @@ def dataset_of(settings: Mapping[str, Any], model: Weights, context: Context) ->
 def evaluation_task(settings: Mapping[str, Any], model: Weights, context: Context) -> Task:
     """The test samples on which a job measures all of its models."""
     data = dataset_of(settings, model, context)
-    return data.task("test", samples=settings.get("samples"), batch_size=at_once(data.kind, context.device))
+    return data.task("test", samples=settings.get("samples"), batch_size=eval_batch_size(data.kind, context.device))
 
 
 @dataclass(frozen=True)
 class PathEvaluator:
     """Measures straight paths from one model to others, at the same points and on the same samples."""
 
-    mixture: Mixture
+    mixture: FlatModel
     start: Tensor
     task: Task
     lambdas: tuple[float, ...]
 
     @staticmethod
     def of(settings: Mapping[str, Any], a: Weights, context: Context, *, n_points: int) -> "PathEvaluator":
-        mixture = Mixture.of(a, torch.device(context.device))
+        mixture = FlatModel.of(a, torch.device(context.device))
         return PathEvaluator(mixture, mixture.buffer.clone(), evaluation_task(settings, a, context), grid(n_points))
 
     def curve(self, b: Weights) -> Curve:
         """Every metric at every point of the path to B, in float32; on CUDA matrix products are in TF32."""
         with _tf32():
-            return along(self.mixture, self.start, self.mixture.vector(b), self.task, self.lambdas, name="")
+            return evaluate_line(self.mixture, self.start, self.mixture.vector(b), self.task, self.lambdas, name="")
 
     def output_change(self, b: Weights, moved: Weights) -> float:
         """The largest difference between the logits of two models, relative to the largest logit."""

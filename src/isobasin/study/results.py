@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """The results of a study read from its JSON alone: its cells with their models, pairs and ablations, and the values
 that tables, figures and summary.json show."""
 
@@ -498,7 +497,3 @@ def sweeps(cells: Sequence[CellResult]) -> list[Sweep]:
                 groups.setdefault(_without(cell, *left_out), {}).setdefault(number, cell)
         found += [Sweep(what, tuple(sorted(group.items()))) for group in groups.values() if len(group) > 1]
     return found
-
-
-from isobasin.study.results import JsonObject as Facts  # noqa: E402, F401  # SHIM-NAME
-from isobasin.study.results import PairResult as Measured  # noqa: E402, F401  # SHIM-NAME

@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """A whole study: read the grid, plan its jobs, run those that are not done, show progress, and write study.json."""
 
 import hashlib
@@ -18,8 +17,9 @@ import torch
 
 from isobasin.errors import IsobasinError
 from isobasin.model.config import ModelConfig
-from isobasin.model.storage import CONFIG_NAME, WEIGHTS_NAME, read_folder
-from isobasin.path.fingerprint import provenance
+from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
+from isobasin.path.provenance import provenance
+from isobasin.tasks.tokenizer import TOKENIZER_FILE as TOKENIZER
 
 from . import datasets
 from .config import Cell, Grid, read_grid
@@ -27,7 +27,6 @@ from .executors import Event, LocalPool, OnEvent, Pool, RayPool, execute
 from .plan import CellPlan, Context, Job, in_order, plan_cell
 from .results import is_connected, mean
 from .store import STUDY, Store, read_json, write_json
-from .vocabulary import FILE as TOKENIZER
 
 LOCK = ".lock"
 ENGINES = ("local", "ray")
@@ -444,6 +443,3 @@ def _table(progress: Progress, rich: Mapping[str, ModuleType]) -> Any:
         done = f"{progress.count('done', plan.jobs)}/{len(plan.jobs)}"
         table.add_row(plan.cell.label, done, f"[{colour}]{state}[/]", "; ".join(now[:2]))
     return table
-
-
-from isobasin.study.run import RunConfig as Setting  # noqa: E402, F401  # SHIM-NAME

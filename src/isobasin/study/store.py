@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
-from isobasin.files import write_text
-from isobasin.path.fingerprint import source_commit
+from isobasin.files import atomic_write
+from isobasin.path.provenance import source_commit
 
 from .plan import Job, strict
 
@@ -198,7 +198,7 @@ def pack(folder: Path, output: Path | None = None) -> Path:
     study = _read_folder(folder)
     lines = [{"study": study.table}, *({"name": name, "result": result} for name, result in study.results.items())]
     place = folder.with_name(folder.name + PACKED) if output is None else output
-    write_text(place, "".join(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n" for line in lines))
+    atomic_write(place, "".join(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n" for line in lines))
     return place
 
 
@@ -220,7 +220,7 @@ def unpack(path: Path, output: Path | None = None) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON, atomically."""
     text = json.dumps(strict(value), allow_nan=False, indent=1, ensure_ascii=False)
-    write_text(path, _compact_lists(text) + "\n")
+    atomic_write(path, _compact_lists(text) + "\n")
 
 
 def _compact_lists(text: str) -> str:

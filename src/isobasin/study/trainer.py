@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
-from isobasin.learning.record import Record, Unrecorded
+from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.model import ModelConfig, Transformer
 from isobasin.tasks.task import IGNORED
 
@@ -381,7 +381,7 @@ class TrainResult:
 class CheckpointConfig:
     """Where and how often the state of a run is saved, so that it can be resumed, and what is evaluated meanwhile."""
 
-    record: Record
+    record: ResumeStore
     every_s: float = 30.0
     evaluate: Callable[[Transformer], tuple[float, ...]] | None = None  # such as loss and accuracy on held-out data
     n_evaluations: int = 10
@@ -427,7 +427,7 @@ def train(
             return GraphedStep(learner, groups, recipe, x, y, autocast, pad, compiled=compiled)
         return EagerStep(learner, groups, recipe, autocast=autocast, pad=pad)
 
-    run = _Run(learner, data, recipe, make_step, augment, checkpoints or CheckpointConfig(Unrecorded()), seed)
+    run = _Run(learner, data, recipe, make_step, augment, checkpoints or CheckpointConfig(NullResumeStore()), seed)
     while run.step < run.n_steps:
         run.advance()
         if watch:

@@ -26,6 +26,7 @@ from isobasin.symmetries.norm_coordinates import norm_coordinates
 
 # Which spaces a scope lets move. A scope other than `model` holds the stream fixed.
 SCOPES = ("first-attention", "all-attention", "first-block", "model")
+ATTENTION_SCOPES = ("first-attention", "all-attention")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from isobasin.tasks.images import Images, read_images, scaled
 from isobasin.tasks.loader import open_task, unlabeled
 from isobasin.tasks.source import DataError
 from isobasin.tasks.task import IGNORED, Batch, MetricSums, Task
-from isobasin.tasks.task import MetricSums as Sums  # SHIM-NAME
 from isobasin.tasks.text import Table, read_ids, read_table, read_text
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "DataError",
     "Images",
     "MetricSums",
-    "Sums",
     "Table",
     "Task",
     "open_task",

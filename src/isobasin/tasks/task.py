@@ -286,7 +286,3 @@ def _names(weights: Weights) -> dict[str, int]:
         ) from error
     plain = all(name == f"LABEL_{number}" for name, number in found.items())
     return {} if plain else found
-
-
-# mypy: implicit-reexport
-from isobasin.tasks.task import MetricSums as Sums  # noqa: E402, F401  # SHIM-NAME

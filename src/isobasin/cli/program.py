@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.cli.app import app as app

@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.report.figures import plot_similarity as plot_likeness  # noqa: F401

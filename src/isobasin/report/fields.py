@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.report.result import strict_json as strict  # noqa: F401

@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.report.text import NBSP as NBSP

@@ -1,3 +1,0 @@
-# SHIM
-# mypy: implicit-reexport
-from isobasin.study.trainer import TrainingRecipe as Recipe  # noqa: F401
