@@ -27,6 +27,7 @@ from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write
 from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
+from isobasin.path.curve import midpoint
 from isobasin.path.pairs import evaluate_pairs, path_document
 from isobasin.path.provenance import model_hash, model_provenance, provenance
 from isobasin.report import read_result, table_rows, verdict, write_report
@@ -201,7 +202,7 @@ def _facts(result: dict[str, Any], config: DemoConfig, out: Path) -> dict[str, A
     """What the command prints."""
     pair = read_result(result).pairs[0]
     accuracy = {path: curve["accuracy"] for path, curve in result["curves"]["A-B"].items()}
-    middle = len(result["lambdas"]) // 2
+    middle = midpoint(result["lambdas"])
     return {
         "scope": config.scope,
         "matcher": "weights",

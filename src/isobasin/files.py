@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -284,3 +285,26 @@ class ResumeFile:
             return dict(found["values"]) if found["cache_key"] == self._key else {}
         except Exception:  # no file, or a damaged one, for which torch and json raise errors of many kinds
             return {}
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def strict_json(value: Any, *, max_depth: int | None = None) -> Any:
+    """The value as strict JSON data: tuples become lists, NaN and infinities null, lone surrogates question marks.
+
+    >>> strict_json({"loss": (1.0, float("nan"))})
+    {'loss': [1.0, None]}
+    """
+    if max_depth is not None and max_depth < 0:
+        raise ValueError("nested too deeply")
+    inside = None if max_depth is None else max_depth - 1
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {strict_json(str(name)): strict_json(item, max_depth=inside) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(item, max_depth=inside) for item in value]
+    return value

@@ -1,6 +1,5 @@
 """What commands produce: the result on standard output, progress on standard error, checkpoints, and their cost."""
 
-import math
 import os
 import sys
 import threading
@@ -27,7 +26,9 @@ def emit(facts: Any, lines: Sequence[str], as_json: bool) -> None:
     """Print the result: one strict JSON object, or lines of text."""
     import json
 
-    text = json.dumps(_strict(facts), allow_nan=False) if as_json else "\n".join(lines)
+    from isobasin.files import strict_json
+
+    text = json.dumps(strict_json(facts), allow_nan=False) if as_json else "\n".join(lines)
     encoding = sys.stdout.encoding or "utf-8"
     try:
         # A file name that is not UTF-8, or a terminal without ×, must not turn a finished command into an error.
@@ -35,17 +36,6 @@ def emit(facts: Any, lines: Sequence[str], as_json: bool) -> None:
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`). The exit code stays; Python's flush at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): _strict(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(v) for v in value]
-    return value
 
 
 def number(value: float | None, spec: str, missing: str = "–") -> str:

@@ -259,6 +259,8 @@ def _progress(quiet: bool) -> "Iterator[Callable[[str], Watch]]":
 
 
 def path_lines(facts: dict[str, Any]) -> list[str]:
+    from isobasin.path.curve import midpoint
+
     lines = [f"{facts['task']['name']}: {facts['task']['n_samples']} samples, {len(facts['lambdas'])} points"]
     for pair, curves in facts["curves"].items():
         for path, metrics in curves.items():
@@ -266,7 +268,7 @@ def path_lines(facts: dict[str, Any]) -> list[str]:
                 height = facts["barrier"][pair][path][metric]
                 lam = facts["barrier_lambda"][pair][path][metric]
                 barrier = f"not finite from λ = {lam:.3g} on" if height is None else f"{height:.4g} at λ = {lam:.3g}"
-                middle = values[len(values) // 2]
+                middle = values[midpoint(facts["lambdas"])]
                 lines.append(
                     f"{pair}  {path:8s} {metric:14s} {_number(values[0])} … {_number(middle)} … {_number(values[-1])}"
                     f"   barrier {barrier}"

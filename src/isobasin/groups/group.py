@@ -82,9 +82,9 @@ class Element(ABC):
         moved = x.movedim(axis, -1)
         return self._apply(moved.to(self.precision)).to(x.dtype).movedim(-1, axis)
 
-    def act_in_type(self, x: Tensor, axis: int = -1) -> Tensor:
-        """g x computed in the type of `x`: for sweeps over float32 tables, which the next sweep measures again."""
-        return self.act(x, axis)
+    def act_in_type(self, x: Tensor, axis: int = -1, *, dual: bool = False) -> Tensor:
+        """g x (or g⁻ᵀ x) computed in the type of `x`: for sweeps over float32 tables, which the next one measures."""
+        return (self.dual() if dual else self).act(x, axis)
 
     def face(self, side: Side, *, queries: bool = False) -> "Element":
         """How one face of a heads space moves; any other element is its own."""

@@ -69,9 +69,9 @@ class Matrix(Element):
     def is_identity(self) -> bool:
         return torch.equal(self.value, _eye_like(self.value))
 
-    def act_in_type(self, x: Tensor, axis: int = -1) -> Tensor:
+    def act_in_type(self, x: Tensor, axis: int = -1, *, dual: bool = False) -> Tensor:
         if not self.orthogonal or self.is_identity:
-            return self.act(x, axis)
+            return (self.dual() if dual else self).act(x, axis)
         value = self.value.to(x)
         if axis in (-1, x.ndim - 1):
             return x @ value.mT

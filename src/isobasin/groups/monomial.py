@@ -68,9 +68,10 @@ class Monomial(Element):
         scale = self.scale.to(x.device).view([self.n if k == axis % x.ndim else 1 for k in range(x.ndim)])
         return x * scale.to(x.dtype) if self.exact else (x * scale).to(x.dtype)
 
-    def act_in_type(self, x: Tensor, axis: int = -1) -> Tensor:
+    def act_in_type(self, x: Tensor, axis: int = -1, *, dual: bool = False) -> Tensor:
         scale = self.scale.to(x).reshape([-1 if k == axis % x.ndim else 1 for k in range(x.ndim)])
-        return x.index_select(axis, self.index.to(x.device)).mul_(scale)
+        moved = x.index_select(axis, self.index.to(x.device))
+        return moved.div_(scale) if dual else moved.mul_(scale)
 
     @property
     def ones_factor(self) -> float:

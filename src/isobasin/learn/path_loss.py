@@ -21,9 +21,8 @@ from isobasin.symmetries import Symmetry
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.normal_form import to_normal_form
 from isobasin.tasks import IGNORED, Batch, Task
+from isobasin.tasks.datasets import ACCELERATOR_BATCHES
 from isobasin.weights import Weights
-
-ACCELERATOR_BATCHES = 4  # batches that an accelerator measures as one: kernel launches dominate small batches
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Absent parts stay absent. A malformed part is an error that names its place in t
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from isobasin.errors import IsobasinError
+from isobasin.files import strict_json
 from isobasin.report.text import Number, clean
 
 SCHEMA = 1
@@ -158,7 +158,7 @@ def read_result(source: Source) -> PathResult:
     if isinstance(source, HasResult):
         source = source.as_result()
     name = clean(source) if isinstance(source, Path | str) else "path.json"
-    document = strict_json(source if isinstance(source, Mapping) else _load(Path(source)))
+    document = _strict(source if isinstance(source, Mapping) else _load(Path(source)))
     if (document.get("kind"), document.get("schema")) != ("isobasin.path", SCHEMA):
         found = f"{document.get('kind')!r:.40}, schema {document.get('schema')!r:.20}"
         raise IsobasinError(
@@ -171,19 +171,11 @@ def read_result(source: Source) -> PathResult:
         raise IsobasinError(str(error).replace("path.json", name, 1)) from error
 
 
-def strict_json(value: Any, depth: int = 0) -> Any:
-    """The same document without NaN and infinities (null instead), of bounded depth, with text that is valid UTF-8."""
-    if depth > _MAX_DEPTH:
-        raise _error("the document", f"nested deeper than {_MAX_DEPTH}", "a file of `isobasin path`")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, Mapping):
-        return {strict_json(str(key)): strict_json(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict_json(item, depth + 1) for item in value]
-    return value if value is None or isinstance(value, bool | int) else str(value)
+def _strict(value: Any) -> Any:
+    try:
+        return strict_json(value, max_depth=_MAX_DEPTH)
+    except ValueError as error:
+        raise _error("the document", f"nested deeper than {_MAX_DEPTH}", "a file of `isobasin path`") from error
 
 
 def barrier_of(lambdas: tuple[float, ...], values: Values, worse: float = 1.0) -> BarrierPoint:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from isobasin.path.curve import CONNECTED_NATS, is_connected, midpoint
 from isobasin.report import text
 from isobasin.report.result import METRICS, BarrierPoint, LayerChange, LossPlane, ModelInfo, PairResult
 from isobasin.report.text import Number, short
 
-CONNECTED_SHARE = 0.05  # of the naive barrier
-CONNECTED_NATS = 0.02
 RULE = f"connected means a loss barrier of at most {CONNECTED_NATS} nats, or of at most 5{text.NBSP}% of the naive one"
 # Machine epsilon of each floating-point type.
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -58,8 +57,7 @@ def _state(naive: Number, aligned: Number, *, has_aligned: bool) -> State:
     if naive is not None and naive <= CONNECTED_NATS:
         return "already connected"
     if aligned is not None:
-        small = aligned <= CONNECTED_NATS or (naive is not None and aligned <= CONNECTED_SHARE * naive)
-        return "connected" if small else "not connected"
+        return "connected" if is_connected(aligned, naive) else "not connected"
     return "not measured" if has_aligned or naive is None else "not connected"
 
 
@@ -114,7 +112,7 @@ class TableRow:
 
 def table_rows(pair: PairResult) -> list[TableRow]:
     """Rows by metric, naive before aligned; the midpoint is the λ nearest to ½."""
-    middle = min(range(len(pair.lambdas)), key=lambda i: abs(pair.lambdas[i] - 0.5))
+    middle = midpoint(pair.lambdas)
     return [
         TableRow(metric, name, values[0], values[middle], values[-1], path.barrier(metric))
         for metric in METRICS

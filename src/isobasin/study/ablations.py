@@ -16,6 +16,7 @@ from isobasin.alignment.matchers import WeightMatching
 from isobasin.arch import HeadSpace
 from isobasin.groups import GL, Heads
 from isobasin.model import ModelConfig, Transformer
+from isobasin.path.curve import midpoint
 from isobasin.path.evaluation import FlatModel, evaluate_points
 from isobasin.symmetries import symmetry
 from isobasin.weights import Weights, load
@@ -23,7 +24,6 @@ from isobasin.weights import Weights, load
 from .align import FixedHeadAligner, HeadPermutations
 from .pairs import PathEvaluator, barriers, evaluation_task
 from .plan import Context
-from .results import midpoint
 
 POINTS = 9  # of each path: there are two dozen of them
 SAMPLES = 3  # re-initialisations and reparametrisations
@@ -44,8 +44,8 @@ def heads(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context
     tried = head_permutations(aligner.layers, aligner.matched, seed=settings.get("seed", 0))
     curves = [path.curve(aligner.transform(each).apply(b)) for each in tried]
     naive = path.curve(b)
-    losses = [midpoint(curve.metrics["loss"]) for curve in curves]
-    naive_loss = midpoint(naive.metrics["loss"])
+    losses = [curve.metrics["loss"][midpoint(curve.lambdas)] for curve in curves]
+    naive_loss = naive.metrics["loss"][midpoint(naive.lambdas)]
     chosen = next(i for i, each in enumerate(tried) if dict(each) == dict(aligner.matched))
     return {
         "permutations": [[list(places) for places in each.values()] for each in tried],

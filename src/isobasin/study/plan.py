@@ -7,7 +7,6 @@ Equal jobs of several cells are one job.
 import hashlib
 import importlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from isobasin.errors import IsobasinError
+from isobasin.files import strict_json
 
 from .config import Cell, MatcherConfig
 
@@ -63,7 +63,7 @@ class Job:
     @cached_property
     def key(self) -> str:
         parts = [self.kind, VERSION.get(self.kind, 1), self.settings, [need.key for need in self.needs]]
-        text = json.dumps(strict(parts), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        text = json.dumps(strict_json(parts), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
     @property
@@ -145,19 +145,6 @@ def in_order(jobs: Iterable[Job]) -> tuple[Job, ...]:
     for job in jobs:
         visit(job)
     return tuple(found)
-
-
-def strict(value: Any) -> Any:
-    """The value as strict JSON data: tuples become lists, NaN and infinities null, lone surrogates question marks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {strict(str(name)): strict(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from isobasin.errors import IsobasinError
+from isobasin.path.curve import grid, is_connected, midpoint
 from isobasin.symmetries import SCOPES
 
 from .store import PACKED, RESULT, STUDY, StoredStudy, stored_studies
 
 NAIVE = "naive"
-CONNECTED_SHARE = 0.05  # of the naive barrier
-CONNECTED_NATS = 0.02
 MAX_OUTPUT_CHANGE = 1e-3  # relative: alignment that changes the outputs by more has changed the function
 SCOPE_TITLES = {
     "first-attention": "First attention layer",
@@ -36,7 +35,6 @@ _DATASETS = {
 }  # fmt: skip
 
 JsonObject = Mapping[str, Any]
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -217,30 +215,10 @@ def _baseline_and_ablations(row: JsonObject, done: Mapping[str, JsonObject]) -> 
     return found
 
 
-def midpoint(values: Sequence[_Value]) -> _Value:
-    """The value at λ = ½, or at the point just before it if the number of points is even.
-
-    >>> midpoint([0.1, 0.5, 0.2]), midpoint([0.1, 0.5, 0.7, 0.2])
-    (0.5, 0.5)
-    """
-    return values[(len(values) - 1) // 2]
-
-
 def mean(values: Sequence[float | None]) -> float | None:
     """The mean, or None if a value is missing: a barrier that is not finite is not left out of an average."""
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
-
-
-def is_connected(barrier: float | None, naive: float | None) -> bool | None:
-    """The rule of the study: at most 5 % of the naive barrier, or at most 0.02 nats.
-
-    >>> is_connected(0.04, 1.0), is_connected(0.019, 0.02), is_connected(0.1, 1.0), is_connected(None, 1.0)
-    (True, True, False, None)
-    """
-    if barrier is None:
-        return None
-    return barrier <= CONNECTED_NATS or (naive is not None and barrier <= CONNECTED_SHARE * naive)
 
 
 @dataclass(frozen=True)
@@ -281,6 +259,10 @@ class Score:
         return self.output_change is None or self.output_change <= MAX_OUTPUT_CHANGE
 
 
+def _midpoint_value(curve: Sequence[float]) -> float | None:
+    return curve[midpoint(grid(len(curve)))] if curve else None
+
+
 def scores(cell: CellResult, metric: str = "loss") -> dict[str, Score]:
     """The scores of every matcher of a cell that is done, the naive path first; none for other cells."""
     if not cell.done:
@@ -292,7 +274,12 @@ def scores(cell: CellResult, metric: str = "loss") -> dict[str, Score]:
             tuple(pair.barrier(label, metric) for pair in cell.pairs),
             naive,
             _largest_output_change(cell.pairs, label),
-            mean([midpoint(curve) if (curve := pair.curve(label, metric)) else None for pair in cell.pairs]),
+            mean(
+                [
+                    curve[midpoint(grid(len(curve)))] if (curve := pair.curve(label, metric)) else None
+                    for pair in cell.pairs
+                ]
+            ),
         )
         for label in (NAIVE, *cell.labels)
     }

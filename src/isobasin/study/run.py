@@ -18,14 +18,15 @@ import torch
 from isobasin.errors import IsobasinError
 from isobasin.model.config import ModelConfig
 from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
+from isobasin.path.curve import is_connected
 from isobasin.path.provenance import provenance
+from isobasin.tasks.datasets import locate
 from isobasin.tasks.tokenizer import TOKENIZER_FILE as TOKENIZER
 
-from . import datasets
 from .config import Cell, Grid, read_grid
 from .executors import Event, LocalPool, OnEvent, Pool, RayPool, execute
 from .plan import CellPlan, Context, Job, in_order, plan_cell
-from .results import is_connected, mean
+from .results import mean
 from .store import STUDY, Store, read_json, write_json
 
 LOCK = ".lock"
@@ -205,7 +206,7 @@ def _locked(root: Path) -> Iterator[None]:
 def check_dataset(cell: Cell, root: Path | None) -> str:
     """Check that the data sets of a cell exist and fit its model; returns the kind of its own data set."""
     for name in dict.fromkeys([cell.pretrain["dataset"] or cell.dataset, cell.dataset]):
-        kind = datasets.locate(name, root)
+        kind = locate(name, root)
         expected = _DATA_KINDS[cell.model]
         if kind != expected:
             raise IsobasinError(

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
-from isobasin.files import atomic_write
+from isobasin.files import atomic_write, strict_json
 from isobasin.path.provenance import source_commit
 
-from .plan import Job, strict
+from .plan import Job
 
 RESULT = "result.json"
 STUDY = "study.json"
@@ -51,7 +51,7 @@ class PendingResult:
         took = round(seconds, 3)
         # A work function that times its own parts gives them as `seconds`; the total is then under `job`.
         about = {**_job_dict(self.job), "seconds": took, "git": source_commit()}
-        result: dict[str, Any] = strict({"seconds": took, **found, "job": about, "files": files})
+        result: dict[str, Any] = strict_json({"seconds": took, **found, "job": about, "files": files})
         write_json(self.folder / RESULT, result)
         for path in self.folder.rglob("*"):
             if path.is_file():
@@ -177,15 +177,15 @@ def _holds_study(folder: Path) -> bool:
 
 
 def _read_folder(folder: Path) -> StoredStudy:
-    results = {path.parent.name: strict(read_json(path)) for path in sorted((folder / "done").glob(_DONE))}
-    table = strict(read_json(folder / STUDY)) if (folder / STUDY).is_file() else None
+    results = {path.parent.name: strict_json(read_json(path)) for path in sorted((folder / "done").glob(_DONE))}
+    table = strict_json(read_json(folder / STUDY)) if (folder / STUDY).is_file() else None
     return StoredStudy(folder, table, results)
 
 
 def _read_packed(path: Path) -> StoredStudy:
     try:
         # str.splitlines would also split at separators inside JSON strings.
-        first, *rest = (strict(json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line)
+        first, *rest = (strict_json(json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line)
         return StoredStudy(path, first["study"], {line["name"]: dict(line["result"]) for line in rest})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise IsobasinError(f"{path}: is not a packed study ({error!r}); pack the folder of the study again") from error
@@ -219,7 +219,7 @@ def unpack(path: Path, output: Path | None = None) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON, atomically."""
-    text = json.dumps(strict(value), allow_nan=False, indent=1, ensure_ascii=False)
+    text = json.dumps(strict_json(value), allow_nan=False, indent=1, ensure_ascii=False)
     atomic_write(path, _compact_lists(text) + "\n")
 
 

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
+from isobasin.learn.trainer import warmup_cosine
 from isobasin.model import ModelConfig, Transformer
+from isobasin.tasks.datasets import model_inputs, windows
 from isobasin.tasks.task import IGNORED
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -77,18 +79,11 @@ class TrainingRecipe:
     def rate(self, step: int, of: int) -> float:
         """Learning rate of step 0 … of − 1.
 
-        With w = warmup · of: peak · (step + 1) / w while that is below the peak, then
-        peak · (1 + cos(π (step + 1 − w) / (of − w))) / 2, which reaches zero with the last step.
-
-            >>> recipe = TrainingRecipe(steps=10, peak_lr=1.0, warmup=0.2)
-            >>> [round(recipe.rate(step, 10), 2) for step in (0, 1, 5, 9)]
-            [0.5, 1.0, 0.5, 0.0]
+        >>> recipe = TrainingRecipe(steps=10, peak_lr=1.0, warmup=0.2)
+        >>> [round(recipe.rate(step, 10), 2) for step in (0, 1, 5, 9)]
+        [0.5, 1.0, 0.5, 0.0]
         """
-        rising = self.warmup * of
-        if step + 1 <= rising:
-            return self.peak_lr * (step + 1) / rising
-        falling = (step + 1 - rising) / (of - rising)
-        return self.peak_lr * (1 + math.cos(math.pi * falling)) / 2
+        return warmup_cosine(step, of, peak=self.peak_lr, warmup_steps=self.warmup * of)
 
 
 def _require(good: bool, name: str, found: object, expected: str) -> None:
@@ -136,19 +131,6 @@ class TokenStream:
 def empty_queue() -> Tensor:
     """The queue of examples before the first batch."""
     return torch.empty(0, dtype=torch.int64, device="cpu")
-
-
-def windows(tokens: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Inputs (N, length) from each start on, and the tokens one position later, int64."""
-    chosen = tokens.unfold(0, length + 1, 1)[starts].long()
-    return chosen[:, :-1], chosen[:, 1:]
-
-
-def model_inputs(inputs: Tensor) -> Tensor:
-    """Inputs as a model reads them: image bytes from −1 to 1, (x/255 − ½)/½; ids int64; floats unchanged."""
-    if inputs.dtype == torch.uint8 and inputs.ndim == 4:
-        return (inputs.float() / 255 - 0.5) / 0.5
-    return inputs if inputs.is_floating_point() else inputs.long()
 
 
 def training_examples(config: ModelConfig, inputs: Tensor, targets: Tensor | None) -> LabelledExamples | TokenStream:

@@ -1,7 +1,7 @@
 """Group elements acting on tensors, as their patterns say."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,7 +47,12 @@ class Action:
         if all(g is None or g.is_identity for g in actions):
             return tensor
         if len(words.terms) == 1 and actions[0] is not None:
-            return actions[0].act_in_type(tensor, axis) if self.in_type else actions[0].act(tensor, axis)
+            if not self.in_type:
+                return actions[0].act(tensor, axis)
+            (term,) = words.terms
+            primal = self._element(replace(term, dual=False))
+            assert primal is not None
+            return primal.act_in_type(tensor, axis, dual=term.dual)
         if words.per_head:
             return self._act_inside_heads(tensor, axis, words, actions)
         sizes = [self.arch.term_size(term) for term in words.terms]
