@@ -6,7 +6,6 @@ file instead of a folder, so that every job fails at once and study.json still n
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +71,22 @@ def _small(commands: Commands) -> dict[str, Any]:
 
 def _jobs(commands: Commands, name: str) -> dict[str, Any]:
     """The cells and job names of a grid; where results are committed, that all are found and what their rows say."""
-    out, data, stored = commands.root / "out", commands.root / "data", RESULTS / name
+    out, data, stored = commands.root / "out", commands.root / "data", RESULTS / f"{name}.jsonl"
     for place in DATA:
         (data / place).mkdir(parents=True)
-    if stored.is_dir():
-        shutil.copytree(stored, out)
+    before: list[str] = []
+    if stored.is_file():
+        commands.run("study", "unpack", stored, "-o", out)
+        before = sorted(path.name for path in (out / "done").iterdir())
     else:
         out.mkdir()
         (out / "study.json").write_text('{"runs": []}\n', encoding="utf-8")
         (out / "done").touch()
     grid = GRIDS / f"{name}.toml"
     facts = commands.run("study", "run", grid, "-o", out, "--data", data, "--workers", 1, "--device", "cpu")
-    names = NUMBERS if stored.is_dir() else ("cell",)
+    names = NUMBERS if stored.is_file() else ("cell",)
     found = {"cells": [_row(cell, *names) for cell in facts.get("cells", [])]} | chosen(facts)
-    folders = sorted(path.name for path in (out / "done").iterdir()) if stored.is_dir() else []
-    before = sorted(path.name for path in (stored / "done").iterdir()) if stored.is_dir() else []
+    folders = sorted(path.name for path in (out / "done").iterdir()) if stored.is_file() else []
     return found | {"n_stored": len(before), "nothing_was_done": folders == before}
 
 

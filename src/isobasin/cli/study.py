@@ -1,4 +1,4 @@
-"""The commands `study run` and `study report`."""
+"""The commands `study run`, `study report`, `study pack` and `study unpack`."""
 
 import sys
 from pathlib import Path
@@ -68,6 +68,35 @@ def report_command(
 
     report = str(write_study_report(folder, output))
     emit({"report": report}, [f"{report}: open it in any browser"], json)
+
+
+Converted = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write; beside the study if left out.")]
+
+
+@study.command("pack")
+def pack_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished study.")],
+    output: Converted = None,
+    json: Json = False,
+) -> None:
+    """Write a finished study as one file, DIR.jsonl, which `study report` reads like the folder."""
+    from isobasin.study.store import pack
+
+    packed = str(pack(folder, output))
+    emit({"output": packed}, [packed], json)
+
+
+@study.command("unpack")
+def unpack_command(
+    file: Annotated[Path, typer.Argument(metavar="NAME.jsonl", help="A packed study.")],
+    output: Converted = None,
+    json: Json = False,
+) -> None:
+    """Write the folder of a packed study again, so that `study run` can continue it."""
+    from isobasin.study.store import unpack
+
+    folder = str(unpack(file, output))
+    emit({"output": folder}, [folder], json)
 
 
 def study_lines(facts: dict[str, Any]) -> list[str]:
