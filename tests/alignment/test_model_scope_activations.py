@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from isobasin.alignment.activation_term import ActivationTerm
+from isobasin.alignment.problem import ActivationTerm
 from isobasin.alignment.activations import correlations
 from isobasin.alignment.align import align
 from isobasin.alignment.descent import sweep

@@ -20,7 +20,7 @@ from isobasin.arch import Space
 from isobasin.arch.architecture import Kind
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element, Group, Monomial, Overlap
-from isobasin.groups.scales import balance, scale_cost
+from isobasin.groups.monomial import balance, scale_cost
 from isobasin.symmetries import group_of, symmetry
 
 every_case = pytest.mark.parametrize("name", [pytest.param(c.name, marks=pytest.mark.hf) for c in tiny.CASES])

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from isobasin.arch import Architecture
 from isobasin.groups import Element
-from isobasin.groups.scales import best_scales
+from isobasin.groups.monomial import best_scales
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.coordinate import Coordinate, Stage
 from isobasin.symmetries.norm_coordinates import NormCoordinate
+from isobasin.symmetries.normal_form import unit_rows
 from isobasin.symmetries.symmetry import Symmetry
 from isobasin.symmetries.transform import Transform, Value
 from isobasin.views import AsFloat64, Tensors, View, chain
@@ -76,13 +78,14 @@ def _as_tall(value: Tensor, like: Tensor) -> Tensor:
 def _rescaled(name: str, g: Element, view: Tensors, reference: Tensors, b: Weights) -> Element:
     """The unit scales that are best beside A as it is, gains and all; folded forms weigh inputs differently."""
     arch, sums = b.arch, {key: torch.zeros(g.n, dtype=torch.float64) for key in ("u", "d", "p", "q")}
-    for tensor in arch.blocks[name]:
-        for axis, words in enumerate(arch.tensors[tensor].roles[0].axes):
-            term = words.terms[0] if len(words.terms) == 1 else None
-            if term is None or term.name != name or term.magnitude:
-                continue
-            mine, theirs = (t[tensor].movedim(axis, 0).reshape(g.n, -1).cpu() for t in (view, reference))
-            size, product = ("d", "q") if term.dual else ("u", "p")
-            sums[size] += mine.square().sum(1)
-            sums[product] += (mine * theirs).sum(1)
+    rows = [{(n, move): x for n, x, move in unit_rows(arch, name, _block(arch, name, t))} for t in (view, reference)]
+    for (tensor, move), mine in rows[0].items():
+        size, product = {"primal": ("u", "p"), "dual": ("d", "q"), "permuted": (None, None)}[move]
+        if size is not None and product is not None:
+            sums[size] += mine.square().sum(1).cpu()
+            sums[product] += (mine * rows[1][tensor, move]).sum(1).cpu()
     return g.rescaled(best_scales(**sums, signs=arch.spaces[name].signs))
+
+
+def _block(arch: Architecture, name: str, tensors: Tensors) -> dict[str, Tensor]:
+    return {tensor: tensors[tensor] for tensor in arch.blocks[name]}

@@ -6,16 +6,15 @@ While the stream is held, blocks do not depend on each other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isobasin.alignment.activation_term import ActivationTerm
 from isobasin.alignment.heads import HeadMatcher
-from isobasin.arch import Architecture, Term
+from isobasin.arch import Architecture, Placement
 from isobasin.errors import ArchitectureError
 from isobasin.groups import Element, Overlap
 from isobasin.shapes import Float
@@ -77,6 +76,49 @@ def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse(what: str, a: object, b: object) -> None:
     raise ArchitectureError(f"{what}: A has {a}, B has {b}; only models of the same architecture can be aligned")
+
+
+# -- the activation term ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ActivationTerm:
+    """How well the coordinates of A and g·B go together on data, as a term of the objective.
+
+    For every space the objective gains 2κ (n − Σᵢⱼ tᵢⱼ gᵢⱼ): t the table of correlations, g the element's rotation, or
+    its permutation with signs, n its size. Up to a constant this is κ E‖x_A − g x_B‖² for activations of unit variance.
+    κ (`worth`) is the matcher's `activation_weight` times the mean square of a coordinate's weights: at 1, activations
+    count as much as the weights do. Empty for matching by weights alone.
+    """
+
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    worth: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(tables: Mapping[str, Tensor], weight: float, a: NormalForm, b: NormalForm) -> "ActivationTerm":
+        """Only for spaces that move; each worth `weight` times the mean square of its coordinates in A and B."""
+        moving = {name: t for name, t in tables.items() if name in b.part.groups}
+        if not moving:
+            return ActivationTerm()
+        arch = b.weights.arch
+        squares = {name: (_square(a, name) + _square(b, name)) / 2 for name in arch.blocks}
+        squares[arch.stream.name] = sum(squares.values())
+        return ActivationTerm(moving, {name: weight * squares[name] / len(t) for name, t in moving.items()})
+
+    def benefit(self, name: str, like: Tensor) -> Tensor | None:
+        """κ t, to be added to what an element gains by moving coordinates onto each other."""
+        return self.worth[name] * self.tables[name].to(like) if name in self.tables else None
+
+    def missing(self, name: str, element: Element) -> float:
+        """2κ (n − Σ t g): zero where every coordinate meets its like."""
+        if name not in self.tables:
+            return 0.0
+        table = self.tables[name]
+        return 2 * self.worth[name] * (len(table) - float((table.cpu() * element.signed_matrix()).sum()))
+
+
+def _square(model: NormalForm, name: str) -> float:
+    return float(sum(t.square().sum(dtype=torch.float64) for part in model.pieces(name) for t in part.values()))
 
 
 # -- the problem ----------------------------------------------------------------------------------------------------
@@ -205,20 +247,20 @@ def overlap(
     action = Action(arch, {space: element}, in_type=True)
     total = Overlap.empty(element.n, next(iter(b.values())))
     for name in names:
-        words = arch.tensors[name].roles[0].axes  # a tied tensor counts once: its roles agree
-        axes = [k for k, w in enumerate(words) if len(w.terms) == 1 and arch.space_of(w.terms[0]).name == space]
-        for axis in axes:
+        words, places = arch.tensors[name].roles[0].axes, list(arch.placements(name, space))
+        for place in places:
             moved = b[name]
-            for other in axes:
-                moved = moved if other == axis else action.act(moved, other, words[other])
-            total = total + _axis_overlap(a[name], moved, axis, words[axis].terms[0], total, double)
+            for other in sorted({p.axis for p in places} - {place.axis}):
+                moved = action.act(moved, other, words[other])
+            total = total + _block_overlap(a[name], moved, place, total, double)
     return total
 
 
-def _axis_overlap(a: Tensor, b: Tensor, axis: int, term: Term, like: Overlap, double: bool) -> Overlap:
-    rows_a, rows_b = (x.movedim(axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
-    kind = "permuted" if term.magnitude else "dual" if term.dual else "primal"
-    fields = vars(Overlap.empty(len(rows_a), like.primal)) | {kind: _product(rows_a, rows_b, double)}
+def _block_overlap(a: Tensor, b: Tensor, place: Placement, like: Overlap, double: bool) -> Overlap:
+    blocks = (x.narrow(place.axis, place.start, place.size).movedim(place.axis, 0) for x in (a, b))
+    rows_a, rows_b = (x.reshape(place.size, -1) for x in blocks)
+    kind = "permuted" if place.term.magnitude else "dual" if place.term.dual else "primal"
+    fields = vars(Overlap.empty(place.size, like.primal)) | {kind: _product(rows_a, rows_b, double)}
     if kind != "permuted":
         fields[f"{kind}_size"] = rows_b.square().sum(1)
     return Overlap(**fields)

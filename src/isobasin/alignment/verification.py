@@ -308,20 +308,23 @@ def _attention(arch: Architecture, heads: HeadSpace, tensors: Tensors, x: Tensor
 
 def _units(arch: Architecture, space: Space, tensors: Tensors, x: Tensor) -> Float[Tensor, "t d"]:
     """down(φ(up x)), or down(φ(gate x) · up x); which φ makes no difference to what is a symmetry of its kind."""
-    roles = {
-        "down" if term.dual else "gate" if term.magnitude else "up": (name, axis)
-        for name, axis, _, term in arch.carriers(space.name)
-        if len(arch.shapes[name]) > 1
-    }
+    weights: dict[str, Tensor] = {}
+    biases: dict[str, Tensor] = {}
+    for name in arch.blocks[space.name]:
+        for place in arch.placements(name, space.name):
+            role = "down" if place.term.dual else "gate" if place.term.magnitude else "up"
+            block = tensors[name].narrow(place.axis, place.start, place.size)
+            if block.dim() == 1:
+                biases[role] = block
+            else:
+                weights[role] = block.movedim(place.axis, 0 if role == "down" else -1)
 
     def through(role: str, inputs: Tensor) -> Tensor:
-        name, axis = roles[role]
-        out = inputs @ tensors[name].movedim(axis, 0 if role == "down" else -1)
-        bias = arch.bias_of(name) if role != "down" else None  # that of the output is added once for the layer
-        return out + tensors[bias] if bias else out
+        out = inputs @ weights[role]
+        return out + biases[role] if role in biases else out  # that of the output is added once for the layer
 
     phi = _ACTIVATIONS.get(space.kind, F.gelu)
-    hidden = F.silu(through("gate", x)) * through("up", x) if "gate" in roles else phi(through("up", x))
+    hidden = F.silu(through("gate", x)) * through("up", x) if "gate" in weights else phi(through("up", x))
     return through("down", hidden)
 
 

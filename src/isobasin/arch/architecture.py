@@ -176,6 +176,16 @@ class Linear:
     bias: str | None
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where a space lies on an axis of a tensor: `size` places from `start` on, which move as `term` says."""
+
+    axis: int
+    start: int
+    size: int
+    term: Term
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """Spaces, norms and patterns of one model. `tensors` is what a checkpoint may hold, by full name.
@@ -264,6 +274,18 @@ class Architecture:
             for name, _, axis, word in self._axes()
             if word.name == space and not word.terms[0].dual and not word.terms[0].magnitude
         )
+
+    def placements(self, tensor: str, space: str) -> Iterator[Placement]:
+        """Every place of a tensor that a plain space moves: a whole axis, or one block of a fused one.
+
+        A tied tensor counts once: its roles agree.
+        """
+        for axis, word in enumerate(self.tensors[tensor].roles[0].axes):
+            start = 0
+            for term in word.terms:
+                if self.space_of(term).name == space:
+                    yield Placement(axis, start, self.term_size(term), term)
+                start += self.term_size(term)
 
     def carriers(self, face: str) -> Iterator[tuple[str, int, Axis, Term]]:
         """Every (tensor, axis) on which this face of a heads space appears, with the block's term."""

@@ -1,10 +1,9 @@
 """The algebra: groups and their elements, torch only, no tensor names."""
 
-from isobasin.groups.group import Element, Group
+from isobasin.groups.group import Element, Group, Overlap
 from isobasin.groups.heads import Face, Heads, HeadsElement
 from isobasin.groups.linear import GL, Matrix, Orthogonal, OrthogonalFixingOnes
 from isobasin.groups.monomial import Monomial, MonomialGroup, Permutation, SignedPermutation, Trivial
-from isobasin.groups.overlap import Overlap
 from isobasin.groups.product import Blocks, Product
 from isobasin.groups.rotary import Phases, RotaryCommutant
 

@@ -13,13 +13,13 @@ from isobasin.groups.group import (
     DifferentiableElement,
     Element,
     Group,
+    Overlap,
     close,
     generator,
     haar,
     polar,
     spread,
 )
-from isobasin.groups.overlap import Overlap
 from isobasin.shapes import Float, Int
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Monomial, Phases
-from isobasin.groups.scales import balance
+from isobasin.groups.monomial import balance
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs, stacked
@@ -249,11 +249,9 @@ def _with_all_norms_folded(weights: Weights) -> Transform:
 def unit_rows(arch: Architecture, space: str, tensors: Tensors) -> Iterator[tuple[str, Tensor, str]]:
     """Each tensor with an axis in this space of units: its name, one row per unit, and how the rows move."""
     for name, tensor in tensors.items():
-        for axis, words in enumerate(arch.tensors[name].roles[0].axes):
-            if len(words.terms) == 1 and arch.space_of(words.terms[0]).name == space:
-                term, rows = words.terms[0], tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1)
-                move = "permuted" if term.magnitude else "dual" if term.dual else "primal"
-                yield name, rows, move
+        for place in arch.placements(name, space):
+            rows = tensor.narrow(place.axis, place.start, place.size).movedim(place.axis, 0).reshape(place.size, -1)
+            yield name, rows, "permuted" if place.term.magnitude else "dual" if place.term.dual else "primal"
 
 
 def balance_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> HeadsElement:
