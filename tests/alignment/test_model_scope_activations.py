@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 import tiny
-from isobasin.alignment.problem import ActivationTerm
 from isobasin.alignment.activations import correlations
 from isobasin.alignment.align import align
 from isobasin.alignment.descent import sweep
 from isobasin.alignment.matchers import ActivationHeadMatcher, ActivationMatching, WeightMatching
-from isobasin.alignment.problem import AlignmentProblem
+from isobasin.alignment.problem import ActivationTerm, AlignmentProblem
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Monomial, Overlap
 from isobasin.runtime import change, outputs, random_inputs

@@ -73,7 +73,7 @@ GAINS = {
         "gpt_neox.layers.{i}.post_attention_layernorm.weight",
     ),
 }
-GAINS["mistral"] = GAINS["llama"]
+GAINS |= dict.fromkeys(("mistral", "qwen2", "phi3"), GAINS["llama"])
 
 
 def gain_of(family: str, space: Space, n_layers: int) -> str:
