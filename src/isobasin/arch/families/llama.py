@@ -9,6 +9,27 @@ from isobasin.arch.family import Family
 
 
 def llama(config: Mapping[str, Any]) -> Architecture:
+    return gated_decoder(config, _ATTENTION | _FEED_FORWARD)
+
+
+_ATTENTION = {
+    "model.layers.{i}.self_attn.q_proj": "qk{i}:q* a{i}*",
+    "model.layers.{i}.self_attn.k_proj": "qk{i} a{i}*",
+    "model.layers.{i}.self_attn.v_proj": "vo{i} a{i}*",
+    "model.layers.{i}.self_attn.o_proj": "resid vo{i}:q*",
+}
+_FEED_FORWARD = {
+    "model.layers.{i}.mlp.gate_proj": "|ff{i}| m{i}*",
+    "model.layers.{i}.mlp.up_proj": "ff{i} m{i}*",
+    "model.layers.{i}.mlp.down_proj": "resid ff{i}*",
+}
+
+
+def gated_decoder(config: Mapping[str, Any], layer: Mapping[str, str], *, rotary_fraction: float = 1.0) -> Architecture:
+    """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
+
+    Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs.
+    """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
     d_head, d_ff, vocab = c.d_head(n_heads, d), c.size("intermediate_size"), c.size("vocab_size")
@@ -16,20 +37,11 @@ def llama(config: Mapping[str, Any]) -> Architecture:
     head = c.architecture.partition("For")[2]
     bare = c.architecture.endswith("Model")
     tied = c.flag("tie_word_embeddings", False) and head in ("CausalLM", "")
-    rotary = int(d_head * c.fraction("partial_rotary_factor", 1.0))
     tensors = {
         "model.embed_tokens.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid",
         "model.layers.{i}.self_attn.rotary_emb.inv_freq": "-",
     }
-    modules = {
-        "model.layers.{i}.self_attn.q_proj": "qk{i}:q* a{i}*",
-        "model.layers.{i}.self_attn.k_proj": "qk{i} a{i}*",
-        "model.layers.{i}.self_attn.v_proj": "vo{i} a{i}*",
-        "model.layers.{i}.self_attn.o_proj": "resid vo{i}:q*",
-        "model.layers.{i}.mlp.gate_proj": "|ff{i}| m{i}*",
-        "model.layers.{i}.mlp.up_proj": "ff{i} m{i}*",
-        "model.layers.{i}.mlp.down_proj": "resid ff{i}*",
-    }
+    modules = dict(layer)
     if head in ("SequenceClassification", "TokenClassification"):
         modules["score"] = ". f*"
     elif not bare and not tied:
@@ -42,7 +54,7 @@ def llama(config: Mapping[str, Any]) -> Architecture:
             Space("resid", d, stream_kind("rms", tied=tied, bare=bare), stream=True),
             Space("ff{i}", d_ff, "scaled"),
         ],
-        heads=HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, rotary),
+        heads=HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, int(d_head * rotary_fraction)),
         norms={
             "a{i}": "rms(resid, model.layers.{i}.input_layernorm)",
             "m{i}": "rms(resid, model.layers.{i}.post_attention_layernorm)",
