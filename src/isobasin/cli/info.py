@@ -41,14 +41,15 @@ def check_command(model: Model, seed: Seed = 0, json: Json = False) -> None:
 def families_command(json: Json = False) -> None:
     """List the supported families, with the symmetry group of a well-known model of each."""
     from isobasin.arch import FAMILIES
-    from isobasin.arch.examples import EXAMPLES
     from isobasin.symmetries import Symmetry, group_of
 
     rows = []
     for name, family in FAMILIES.items():
-        label, config = EXAMPLES[name]
+        label, config = family.example
         arch = family.describe(config)
-        groups = {n: group_of(space) for n, space in arch.spaces.items() if n not in ("pool", "mlm")}
+        groups = {
+            n: group_of(space) for n, space in arch.spaces.items() if space.role == "stream" or space.layer is not None
+        }
         formula = Symmetry(arch, groups, {}).formula
         rows.append({"family": name, "positions": arch.positions, "example": label, "group": formula})
     lines = [f"{row['family']:<9} {row['positions']:<8} {row['example']:<18} {row['group']}" for row in rows]

@@ -19,13 +19,11 @@ tie is broken by scipy, the same way every time.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
@@ -54,11 +52,18 @@ def assign(cost: Float[Tensor, "rows columns"]) -> Int[Tensor, "rows"]:
     if not bool(torch.isfinite(cost).all()):
         raise IsobasinError("head costs hold NaN or infinity: look for non-finite weights in A and B")
     table = cost.detach().to("cpu", torch.float64)
-    best = torch.as_tensor(linear_sum_assignment(table.numpy())[1], dtype=torch.int64)
+    best = torch.as_tensor(_dense(table.numpy()))
     identity = torch.arange(len(best))
     if bool(table.diagonal().sum() <= table[identity, best].sum()):
         best = identity
     return best.to(cost.device)
+
+
+def _dense(table: NDArray[Any], *, maximize: bool = False) -> NDArray[np.int64]:
+    """scipy's solver for a dense table; scipy is imported when something is assigned, as a plain merge needs none."""
+    from scipy.optimize import linear_sum_assignment
+
+    return np.asarray(linear_sum_assignment(table, maximize=maximize)[1], dtype=np.int64)
 
 
 def assign_grouped(cost: Float[Tensor, "rows columns"], n_groups: int) -> GroupedAssignment:
@@ -148,7 +153,7 @@ def assign_certified(
     if len(np.unique(favourite)) == n:  # nobody wants another's column: optimal, at prices of zero
         return _result(benefit, favourite, free, 0)
     if n <= dense_below:
-        match = np.asarray(linear_sum_assignment(benefit.cpu().numpy(), maximize=True)[1], dtype=np.int64)
+        match = _dense(benefit.cpu().numpy(), maximize=True)
         prices = _dual_prices(_graph(benefit, np.arange(n * n)), match, nothing)
         return _result(benefit, match, upper_bound(benefit, prices), 1)
     shortlist = _Shortlist.of(benefit, np.arange(n), nothing)
@@ -276,7 +281,7 @@ def _completed(benefit: Tensor, match: Indices, free: Indices) -> Indices:
     """The rows left over get the columns left over: exactly if few, in order if many. Some full match must exist."""
     rows = np.flatnonzero(match < 0)
     if 0 < len(rows) <= 2 * EXACT_BELOW:
-        free = free[linear_sum_assignment(_gather(benefit, rows[:, None], free), maximize=True)[1]]
+        free = free[_dense(_gather(benefit, rows[:, None], free), maximize=True)]
     match = match.copy()
     match[rows] = free
     return match
@@ -309,6 +314,9 @@ def _match(graph: _Graph, prices: Reals) -> Indices:
     cost = np.maximum.reduceat(gain, start[:-1])[graph.rows] - gain
     # the solver drops pairs of cost zero, so none is
     cost += max(float(cost.max()), 1e-300)
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+
     table = csr_matrix((cost, graph.columns, start), shape=(graph.n, graph.n))
     return np.asarray(min_weight_full_bipartite_matching(table)[1], dtype=np.int64)
 
