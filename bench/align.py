@@ -1,4 +1,4 @@
-"""`isobasin align` beside a plain linear merge of the same two checkpoints by mergekit: time and anonymous memory.
+"""`isobasin align` compared with a linear merge of the same checkpoints by mergekit: time and anonymous memory.
 
     python bench/align.py [--quick] [--deep] [--scope model] [--place FOLDER]
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rivals import measured, mergekit
+from peers import measured, mergekit
 from synthetic import LARGE, SMALL, write_llama
 
 RECIPE = """models:
@@ -56,7 +56,7 @@ def compare(label: str, a: Path, b: Path, place: Path, program: Path, scope: str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="isobasin align beside a mergekit linear merge.")
+    parser = argparse.ArgumentParser(description="isobasin align compared with a mergekit linear merge.")
     parser.add_argument("--quick", action="store_true", help="tiny checkpoints, to see that it runs")
     parser.add_argument("--deep", action="store_true", help="also a pair with twice the layers")
     parser.add_argument("--scope", default="all-attention", choices=("all-attention", "model"))

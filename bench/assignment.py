@@ -124,7 +124,9 @@ def report(kind: str, facts: dict[str, Any]) -> None:
             one = facts[name]
             time_taken = f"{one['seconds']:8.3f} s ({one['cpu_seconds']:.3f} s of CPU)"
             memory = f"{one['extra_host_mib']:.0f} MiB host, {one['extra_device_mib']:.0f} MiB device"
-            print(f"{kind:10s} {name:9s} {time_taken}   {memory} beside the table's {facts['table_mib']:.0f} MiB")
+            print(
+                f"{kind:10s} {name:9s} {time_taken}   {memory} in addition to the table's {facts['table_mib']:.0f} MiB"
+            )
     ours = facts["isobasin"]
     print(f"{kind:10s} certified gap {ours['certified_gap']:.1e}, rounds {ours['rounds']}", end="")
     print(f", from its own answer {ours['seconds_warm_start']:.3f} s")

@@ -1,4 +1,4 @@
-"""How near do two independent models come without data? Barriers of every variant, as shares of the naive one.
+"""Matching two independent models without data: the barrier of every variant, as a share of the naive one.
 
     python bench/datafree.py --place FOLDER --kinds llama vit-rope --json results/datafree/table.json
 
@@ -10,33 +10,30 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from isobasin.match.canonical import ENDS, STREAM, blocks
-from isobasin.match.sweep import Board
-from isobasin.match.whole import match_whole
 from torch import Tensor
 
 import isobasin as ib
-from isobasin.alignment.activations import correlations
+from isobasin.alignment.descent import descend, from_embeddings, solve
 from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.heads import HeadMatcher
 from isobasin.alignment.matchers import ActivationMatching, WeightMatching
-from isobasin.alignment.problem import overlap
+from isobasin.alignment.problem import AlignmentProblem, overlap
 from isobasin.data import shipped
 from isobasin.groups import Element, SignedPermutation
 from isobasin.learn.trainer import TrainConfig, learn
 from isobasin.path.evaluation import evaluate_path
 from isobasin.runtime import module_of
-from isobasin.study import shifted, train
-from isobasin.study.trainer import TrainingRecipe
+from isobasin.study import TrainingRecipe, shifted, train
 from isobasin.symmetries import symmetry
-from isobasin.symmetries.normal_form import NormalForm
 from isobasin.tasks import Batch, Task, read_images, scaled
+from isobasin.views import Tensors
 from isobasin.weights import Weights
 
 CPU = torch.device("cpu")
@@ -131,44 +128,47 @@ Factor = Callable[[str, Tensor, Tensor], float]
 
 
 @dataclass(frozen=True)
+class WeightedProblem(AlignmentProblem):
+    """The alignment problem with a factor per tensor: it changes the objective and no symmetry."""
+
+    factor: Factor = lambda name, x, y: 1.0
+
+    def pieces(self, space: str) -> Iterator[tuple[Tensors, Tensors]]:
+        for x, y in AlignmentProblem.pieces(self, space):
+            by = {name: self.factor(name, x[name], y[name]) for name in x}
+            yield {name: t * by[name] for name, t in x.items()}, {name: t * by[name] for name, t in y.items()}
+
+
+@dataclass(frozen=True)
 class Pair:
-    """A, B, what kind they are, and both in canonical form."""
+    """A, B, and the kind of model they are."""
 
     a: Weights
     b: Weights
     kind: Kind
 
-    def board(self, factor: Factor | None = None) -> Board:
-        """As `match_whole` sets it up; with a factor per tensor, which changes the objective and no symmetry."""
-        part = symmetry(self.b.arch)
-        plain = [NormalForm(m, part, torch.float64, CPU) for m in (self.a, self.b)]
-        if factor is None:
-            return Board(*plain, WEIGHTS)
-        held: list[dict[str, dict[str, Tensor]]] = [{}, {}]
-        for space in blocks(self.b.arch):
-            mine, theirs = (c.block(space) for c in plain)
-            factors = {name: factor(name, mine[name], theirs[name]) for name in mine}
-            for kept, block in zip(held, (mine, theirs)):
-                kept[space] = {name: t * factors[name] for name, t in block.items()}
-        return Board(*(replace(c, _kept=kept) for c, kept in zip(plain, held)), WEIGHTS)
+    def problem(self, matcher: HeadMatcher = WEIGHTS, **factor: Factor) -> WeightedProblem:
+        return WeightedProblem(self.a, self.b, symmetry(self.b.arch), matcher, CPU, **factor)
 
     def moved(self, elements: Mapping[str, Element]) -> Weights:
+        """B moved by these elements, in A's gauge."""
         return with_reference_gauge(self.a, self.b, symmetry(self.b.arch), elements, CPU).apply(self.b)
 
-    def descended(self, board: Board, start: Mapping[str, Element]) -> Weights:
-        """Rotations inside heads first, then a few full sweeps; scales of units back to where the models have them."""
-        rough = replace(board, matcher=replace(WEIGHTS, stage2="orthogonal")).descend(start, most=30)
-        found = board.descend(rough.elements, most=3).elements
-        # `balance` is the identity, and no monomial, for spaces without scales.
-        units = {n for n in found if getattr(self.b.arch.spaces[n], "kind", "") in ("positive", "scaled")}
-        back = {n: board.a.balance(n).inverse() @ found[n] @ board.b.balance(n) for n in units}
-        return self.moved({**found, **back})
+    def nearest(self, matcher: HeadMatcher = WEIGHTS) -> Mapping[str, Element]:
+        """As `isobasin.align` finds them, with fewer sweeps."""
+        problem = self.problem(matcher)
+        return problem.without_scales(solve(problem, sweeps=8).elements)
+
+    def descended(self, problem: WeightedProblem, start: Mapping[str, Element]) -> Weights:
+        """Rotations inside heads first, then a few full sweeps."""
+        rough = descend(replace(problem, matcher=problem.matcher.rough()), start, most=30)
+        return self.moved(problem.without_scales(descend(problem, rough.elements, most=3).elements))
 
 
 def weighted(factor: Factor) -> Callable[[Pair], Weights]:
     def run(pair: Pair) -> Weights:
-        board = pair.board(factor)
-        return pair.descended(board, board.from_ends())
+        problem = pair.problem(factor=factor)
+        return pair.descended(problem, from_embeddings(problem))
 
     return run
 
@@ -187,47 +187,49 @@ def layers(late: bool) -> Callable[[Pair], Weights]:
     return weighted(factor)
 
 
-def ends_of(board: Board, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> Tensor:
-    return overlap(board.arch, STREAM, x, y, list(x), board.identity[STREAM]).turning
+def stream_overlap(problem: AlignmentProblem, x: Tensors, y: Tensors) -> Tensor:
+    stream = problem.stream
+    return overlap(problem.arch, stream, x, y, list(x), problem.identity[stream]).self_dual
 
 
-def started(how: Callable[[Board], Tensor]) -> Callable[[Pair], Weights]:
+def started(how: Callable[[AlignmentProblem], Tensor]) -> Callable[[Pair], Weights]:
     """From another first guess of the stream's map."""
 
     def run(pair: Pair) -> Weights:
-        board = pair.board()
-        group = board.b.part.groups[STREAM]
-        return pair.descended(board, board.identity | {STREAM: group.project(how(board))})
+        problem = pair.problem()
+        group = problem.part.groups[problem.stream]
+        return pair.descended(problem, problem.identity | {problem.stream: group.project(how(problem))})
 
     return run
 
 
-def whitened(board: Board) -> Tensor:
-    a, b = board.a.block(ENDS), board.b.block(ENDS)
+def whitened(problem: AlignmentProblem) -> Tensor:
+    a, b = (form.block(problem.stream) for form in (problem.form_a, problem.form_b))
 
     def inverse_root(gram: Tensor) -> Tensor:
         values, basis = torch.linalg.eigh(gram)
         return (basis / values.clamp_min(1e-3 * values.max()).sqrt()) @ basis.mT
 
-    return inverse_root(ends_of(board, a, a)) @ ends_of(board, a, b) @ inverse_root(ends_of(board, b, b))
+    left, right = (inverse_root(stream_overlap(problem, x, x)) for x in (a, b))
+    return left @ stream_overlap(problem, a, b) @ right
 
 
-def signed(board: Board) -> Tensor:
-    found = ends_of(board, board.a.block(ENDS), board.b.block(ENDS))
+def signed(problem: AlignmentProblem) -> Tensor:
+    a, b = (form.block(problem.stream) for form in (problem.form_a, problem.form_b))
+    found = stream_overlap(problem, a, b)
     return SignedPermutation(len(found)).project(found).matrix()
 
 
-def by_activations(pull: float) -> Callable[[Pair], Weights]:
+def by_activations(weight: float) -> Callable[[Pair], Weights]:
     def run(pair: Pair) -> Weights:
-        tables = correlations(pair.a, pair.b, pair.kind.unlabeled)
-        matcher = ActivationMatching(scope="model", agreements=tables, pull=pull)
-        return match_whole(pair.a, pair.b, matcher, device=CPU, sweeps=8).transform.apply(pair.b)
+        matcher = ActivationMatching(pair.kind.unlabeled, activation_weight=weight)
+        return pair.moved(pair.nearest(matcher.prepared(pair.a, pair.b).heads))
 
     return run
 
 
 def sampled(model: Weights, n: int, length: int, seed: int) -> Tensor:
-    """Texts that a language model writes when nobody asks it anything: token ids, drawn from its own predictions."""
+    """Texts that a language model generates without a prompt: token ids, sampled from its own predictions."""
     module, rng = module_of(model), torch.Generator().manual_seed(seed)
     ids = torch.randint(int(model.config["d_vocab"]), (n, 1), generator=rng)
     with torch.no_grad():
@@ -238,26 +240,25 @@ def sampled(model: Weights, n: int, length: int, seed: int) -> Tensor:
 
 
 def learned(own_text: bool, steps: int = 200) -> Callable[[Pair], Weights]:
-    """Descend the loss on the path, on what the two models write themselves or on training data."""
+    """Descend the loss on the path, on text that the two models generate or on training data."""
 
     def run(pair: Pair) -> Weights:
-        found = match_whole(pair.a, pair.b, WEIGHTS, device=CPU, sweeps=8)
         if own_text:
             rows = torch.cat([sampled(m, 400, LENGTH, seed) for seed, m in enumerate((pair.a, pair.b))])
         else:
             rows = pair.kind.inputs[: 800 * (LENGTH + 1)].view(-1, LENGTH + 1)
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-        lessons, held = (batches("input_ids", r[:, :-1], r[:, 1:], 16) for r in (rows[:-64], rows[-64:]))
-        plan = TrainConfig(steps=steps, rate=3e-3, check_every=steps // 4)
-        got = learn(pair.a, pair.b, found.elements, task("lm", lessons), task("lm", held), lessons=plan)
+        training, held_out = (batches("input_ids", r[:, :-1], r[:, 1:], 16) for r in (rows[:-64], rows[-64:]))
+        config = TrainConfig(steps=steps, lr=3e-3, check_every=steps // 4)
+        got = learn(pair.a, pair.b, pair.nearest(), task("lm", training), task("lm", held_out), config=config)
         return pair.moved(got.elements)
 
     return run
 
 
 VARIANTS: Mapping[str, Callable[[Pair], Weights]] = {
-    "weights": lambda p: match_whole(p.a, p.b, WEIGHTS, device=CPU, sweeps=8).transform.apply(p.b),
-    "identity start": lambda p: p.descended(p.board(), p.board().identity),
+    "weights": lambda p: p.moved(p.nearest()),
+    "identity start": lambda p: p.descended(p.problem(), p.problem().identity),
     "each matrix by 1/norm": weighted(lambda name, x, y: 1 / max(float(x.norm() * y.norm()) ** 0.5, 1e-9)),
     "embeddings and head ×3": times(("embed", "head"), 3.0),
     "queries and keys ×0.3": times((".q.", ".k."), 0.3),
@@ -265,11 +266,11 @@ VARIANTS: Mapping[str, Callable[[Pair], Weights]] = {
     "feed-forward ×0.3": times((".mlp.",), 0.3),
     "late layers ×3": layers(late=True),
     "early layers ×3": layers(late=False),
-    "whitened ends as start": started(whitened),
+    "whitened embeddings and head as start": started(whitened),
     "signed permutation as start": started(signed),
-    "activations, pull 0.3": by_activations(0.3),
-    "activations, pull 1": by_activations(1.0),
-    "activations, pull 3": by_activations(3.0),
+    "activations, weight 0.3": by_activations(0.3),
+    "activations, weight 1": by_activations(1.0),
+    "activations, weight 3": by_activations(3.0),
     "learned on the models' own text": learned(own_text=True),
     "learned on training text": learned(own_text=False),
 }
@@ -289,7 +290,7 @@ def table(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {"naive": naive}
     for variant in arguments.variants:
         if variant.startswith("learned") and kind.targets is not None:
-            continue  # pictures: nothing to sample from
+            continue  # image classifiers: there is no text to sample
         began = time.perf_counter()
         shares = [barrier(pair, VARIANTS[variant](pair)) / v for pair, v in zip(pairs, naive)]
         rows[variant] = shares

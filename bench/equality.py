@@ -1,4 +1,4 @@
-"""`isobasin equal` on copies of one Llama: disguised, cast, pruned, fine-tuned; and what `align` undoes.
+"""`isobasin equal` on copies of one Llama: scrambled, cast, pruned, fine-tuned; and what `align` undoes.
 
     python bench/equality.py [FOLDER] [--json FILE]
 
@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from isobasin.compare.normal_form import is_tied
 from torch import Tensor
 
 import isobasin as ib
+from isobasin.compare.equivalence import is_tied
 from isobasin.groups import HeadsElement, Matrix, Phases
 from isobasin.runtime import module_of
 from isobasin.weights import untied
@@ -49,16 +49,18 @@ def without_head(weights: ib.Weights, layer: int, head: int) -> ib.Weights:
     return changed(weights, f"model.layers.{layer}.self_attn.o_proj.weight", cut)
 
 
-def locked(weights: ib.Weights, seed: int = 5) -> ib.Transform:
+def badly_conditioned(weights: ib.Weights, seed: int = 5) -> ib.Transform:
     """Heads shuffled, Q–K and V–O of every head multiplied by random invertible matrices with no bound on their
     condition: Gaussian for V–O, inside H for Q–K (any other would change the function of a rotary model)."""
-    drawn = ib.scramble(weights, scope="model", seed=seed)
+    transform = ib.scramble(weights, scope="model", seed=seed)
     rng = torch.Generator().manual_seed(seed)
-    elements = {name: wild(g, rng) if isinstance(g, HeadsElement) else g for name, g in drawn.elements.items()}
-    return replace(drawn, elements=elements)
+    elements = {
+        name: gaussian_factors(g, rng) if isinstance(g, HeadsElement) else g for name, g in transform.elements.items()
+    }
+    return replace(transform, elements=elements)
 
 
-def wild(g: HeadsElement, rng: torch.Generator) -> HeadsElement:
+def gaussian_factors(g: HeadsElement, rng: torch.Generator) -> HeadsElement:
     assert isinstance(g.vo, Matrix)
     assert isinstance(g.qk, Phases)
     real, imaginary = torch.randn(2, *g.qk.u.shape, generator=rng, dtype=torch.float64)
@@ -92,7 +94,7 @@ def copies(base: ib.Weights) -> Iterator[Copy]:
     yield "scrambled, float16", lambda out: ib.scramble(base, seed=1).apply(base).save(out, dtype="float16")
     yield "scrambled, bfloat16", lambda out: ib.scramble(base, seed=1).apply(base).save(out, dtype="bfloat16")
     yield "untied, stream rotated, all scrambled", lambda out: ib.scramble(free, seed=2).apply(free).save(out)
-    yield "the same, V–O by Gaussian matrices", lambda out: locked(free).apply(free).save(out)
+    yield "the same, V–O by Gaussian matrices", lambda out: badly_conditioned(free).apply(free).save(out)
     yield (
         "one matrix changed by 1e-3",
         lambda out: changed(base, "model.layers.1.mlp.up_proj.weight", lambda t: noisy(t, 1e-3)).save(out),
@@ -106,23 +108,23 @@ def copies(base: ib.Weights) -> Iterator[Copy]:
     yield "fine-tuned, 10 steps at 1e-4", lambda out: fine_tuned(base, 1e-4).save(out)
 
 
-def judged(base: ib.Weights, label: str, copy: ib.Weights) -> tuple[dict[str, object], ib.Verdict]:
+def verdict_row(base: ib.Weights, label: str, copy: ib.Weights) -> tuple[dict[str, object], ib.Verdict]:
     start = time.perf_counter()
     found = ib.equivalent(base, copy)
     seconds = time.perf_counter() - start
-    worst, said = found.element.worst, found.outputs
+    worst, outputs = found.element.worst, found.outputs
     where = f"layer {worst.layer} {worst.kind}" if worst and worst.layer is not None else worst.kind if worst else "–"
     print(
         f"| {label} | {found.answer} | {found.precision} | {found.element.kind} | "
         f"{worst.ratio if worst else float('nan'):.2g} × ({where}) | "
-        f"{said.difference:.1e} ({said.rounding:.1e}) | {seconds:.0f} s |",
+        f"{outputs.difference:.1e} ({outputs.rounding:.1e}) | {seconds:.0f} s |",
         flush=True,
     )
-    return {"copy": label, "seconds": seconds, **found.facts}, found
+    return {"copy": label, "seconds": seconds, **found.to_dict()}, found
 
 
 def undone(base: ib.Weights, label: str, copy: ib.Weights, transform: ib.Transform) -> dict[str, object]:
-    """What the element that `align` found makes of a disguised copy: its distance from the base, as a share of it."""
+    """What the element that `align` found makes of a scrambled copy: its distance from the base, as a share of it."""
     reference = untied(base) if is_tied(base) and not is_tied(copy) else base
     back = transform.apply(copy)
     names = [n for n in reference if not reference.arch.tensors[n].buffer]
@@ -150,11 +152,11 @@ def main() -> None:
         for number, (label, write) in enumerate(copies(base)):
             write(Path(place, str(number)))
             copy = ib.load(Path(place, str(number)))
-            row, verdict = judged(base, label, copy)
+            row, verdict = verdict_row(base, label, copy)
             rows.append(row)
             if verdict.transform is not None and verdict.element.kind != "identity":
                 found.append((label, copy, verdict.transform))
-        print("\n| disguise | distance before | after `align` | worst tensor after |\n|---|---|---|---|")
+        print("\n| scrambled copy | distance before | after `align` | worst tensor after |\n|---|---|---|---|")
         back = [undone(base, *one) for one in found]
     if arguments.json:
         command = f"python bench/equality.py {source.name} --json {arguments.json}"

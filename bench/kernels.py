@@ -5,7 +5,7 @@
 * GL: Stage 2 for 32 heads, d = 1024, n = 64. The recipe (Adam on the full matrices, head by head) runs with
   each of four learning rates, a head stopped as soon as it is within 1e-4 of our objective; the fastest
   rate that brings all heads there counts. Ours includes its Grams and runs to its own end.
-* H: 65,536 rotary pairs. Brent's method runs on a subsample, and its time is scaled up; the table says so.
+* H: 65,536 rotary pairs. Brent's method runs on a subsample, and its time is scaled up; as the table states.
 * Stage 1: peak memory of the costs of a layer of width 4096 with 32 heads of 128.
 """
 

@@ -3,9 +3,9 @@
     python bench/left.py FILE --widths 128 256 512 --lengths 625 2500 --json results/whole/left.json
 
 For every width (at the middle length) and every length (at the middle width) two Llamas are trained from independent
-seeds, matched by weights, then learned. Beside the barriers, per layer, on test text: the mean correlation of units
-that weights put together; of the best pairs there are, by assignment on the correlations themselves; and how much of
-A's hidden units a linear map of *all* of B's can tell (R² on tokens it was not fitted to), which no permutation bounds.
+seeds, matched by weights, then learned. Also printed, per layer, on test text: the mean correlation of
+units that weight matching pairs; that of the best pairs, by assignment on the correlations themselves; and how much of
+A's hidden units a linear map of *all* of B's predicts (R² on tokens it was not fitted to), which no permutation bounds.
 """
 
 import argparse
@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from isobasin.match.whole import match_whole
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import isobasin as ib
+from isobasin.alignment.descent import nearest_elements
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.learn.trainer import TrainConfig, learn
 from isobasin.symmetries import symmetry
-from whole import Data, enwik8, measured, trained
+from whole import CPU, Data, enwik8, measured, trained
 
 
 def hidden(model: ib.Transformer, ids: Tensor) -> list[Tensor]:
-    """What every layer's units say, tokens × units."""
+    """The activations of every layer's units, tokens × units."""
     seen: list[Tensor] = []
     hooks = [b.mlp.down.register_forward_pre_hook(lambda _, x: seen.append(x[0].flatten(0, 1))) for b in model.blocks]
     with torch.no_grad():
@@ -39,7 +39,7 @@ def hidden(model: ib.Transformer, ids: Tensor) -> list[Tensor]:
     return seen
 
 
-def told(x: Tensor, y: Tensor) -> float:
+def r_squared(x: Tensor, y: Tensor) -> float:
     """R² of the best linear map from x to y, fitted on the first half of the rows and measured on the second."""
     half = len(x) // 2
     x, y = (torch.cat([t, torch.ones_like(t[:, :1])], 1) if t is x else t for t in (x.double(), y.double()))
@@ -55,14 +55,14 @@ def correlations(x: Tensor, y: Tensor) -> Tensor:
 
 
 def units(a: ib.Transformer, b: ib.Transformer, moved: ib.Transformer, ids: Tensor) -> dict[str, list[float]]:
-    """Per layer: correlation of units put together by weights, of the best pairs, and R² of A's from B's."""
-    found: dict[str, list[float]] = {"matched": [], "best": [], "told": []}
+    """Per layer: correlation of units paired by weights, of the best pairs, and R² of A's units from B's."""
+    found: dict[str, list[float]] = {"matched": [], "best": [], "r_squared": []}
     for x, y, z in zip(*(hidden(m, ids) for m in (a, b, moved))):
         table = correlations(x, y).abs().cpu().numpy()
         rows, columns = linear_sum_assignment(-table)
         found["matched"].append(float(correlations(x, z).diagonal().mean()))
         found["best"].append(float(table[rows, columns].mean()))
-        found["told"].append(told(y, x))
+        found["r_squared"].append(r_squared(y, x))
     return found
 
 
@@ -74,18 +74,18 @@ def row(arguments: argparse.Namespace, width: int, length: int, device: torch.de
     models = [model for model, _ in made]
     a, b = (ib.load(m.state_dict(), config.to_dict()) for m in models)
     start = time.perf_counter()
-    found = match_whole(a, b, ib.WeightMatching(scope="model"), device=torch.device("cpu"))
+    start_elements = nearest_elements(a, b, "model", ib.WeightMatching(), CPU)
     matched_s = time.perf_counter() - start
-    aligned = found.transform.apply(b)
+    aligned = with_reference_gauge(a, b, symmetry(b.arch), start_elements, CPU).apply(b)
     start = time.perf_counter()
-    lessons = TrainConfig(
+    train_config = TrainConfig(
         steps=arguments.learn, check_every=arguments.learn // 4,
         autocast=torch.bfloat16 if device.type == "cuda" else None,
     )  # fmt: skip
-    learned = learn(a, b, found.elements, data.lessons, data.held, lessons=lessons, device=device)
+    learned = learn(a, b, start_elements, data.train_task, data.held_out, config=train_config, device=device)
     learned_s = time.perf_counter() - start
-    dress = with_reference_gauge(a, b, symmetry(b.arch), learned.elements, torch.device("cpu"))
-    moved = replace(dress, elements=dict(learned.elements)).apply(b)
+    in_gauge = with_reference_gauge(a, b, symmetry(b.arch), learned.elements, CPU)
+    moved = replace(in_gauge, elements=dict(learned.elements)).apply(b)
     barriers = {
         name: measured(a, end, data, device, arguments.points)
         for name, end in (("naive", b), ("weights", aligned), ("learned", moved))
@@ -101,7 +101,7 @@ def _module(weights: ib.Weights, config: ib.ModelConfig) -> ib.Transformer:
 
 
 def _ids(data: Data) -> Tensor:
-    return torch.cat([batch.inputs["input_ids"] for batch in data.held])[:64]
+    return torch.cat([batch.inputs["input_ids"] for batch in data.held_out])[:64]
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="*", default=[625, 2500])
     parser.add_argument("--learn", type=int, default=1000)
     parser.add_argument("--points", type=int, default=13)
-    parser.add_argument("--lesson-batch", type=int, default=64)
+    parser.add_argument("--learn-batch", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()

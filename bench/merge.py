@@ -1,4 +1,4 @@
-"""`isobasin merge --no-align` beside mergekit's merge of the same two checkpoints: bits, time and anonymous memory.
+"""`isobasin merge --no-align` compared with mergekit on the same two checkpoints: bits, time and anonymous memory.
 
     python bench/merge.py [--quick] [--slerp] [--repeat N] [--place FOLDER]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from isobasin.checkpoint import open_checkpoint
-from rivals import measured, mergekit
+from peers import measured, mergekit
 from synthetic import LARGE, SMALL, write_llama
 
 LINEAR = """models:
@@ -55,7 +55,7 @@ def compare(label: str, recipe: str, a: Path, b: Path, place: Path, program: Pat
     theirs, ours = place / "theirs", place / "ours"
     (place / "theirs.yml").write_text(recipe.format(a=a, b=b))
     (place / "ours.yml").write_text(recipe.format(a=a, b=b) + "align: false\n")
-    os.sync()  # what was written before is nobody's burden
+    os.sync()  # so that earlier writes do not count against either program
     command = [str(program), str(place / "theirs.yml"), str(theirs), "--quiet"]
     t_s, t_mb = measured("mergekit", command, theirs, keep=True)
     os.sync()
@@ -93,7 +93,7 @@ def together(place: Path, program: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="isobasin merge beside mergekit.")
+    parser = argparse.ArgumentParser(description="isobasin merge compared with mergekit.")
     parser.add_argument("--quick", action="store_true", help="tiny checkpoints, to see that it runs")
     parser.add_argument("--slerp", action="store_true", help="also a slerp")
     parser.add_argument("--repeat", type=int, default=1, help="how often, in turn")

@@ -1,8 +1,8 @@
-"""25 points of a path beside 25 plain evaluations of one model through transformers, on the same batches.
+"""25 points of a path compared with 25 plain evaluations of one model by transformers, on the same batches.
 
     python bench/path.py [--quick] [--device cuda] [--json FILE]
 
-The plain evaluation is what everybody writes: the model of transformers as it loads by default, a loop over batches,
+The plain evaluation is the usual one: the model of transformers as it loads by default, a loop over batches,
 cross-entropy of the logits. Ours loads both models, mixes 25 times in place, and is timed whole. Both run in turn,
 several times, in one process; the ratio is that of the medians.
 """
@@ -79,7 +79,7 @@ def _each(batches: list[Batch]) -> Iterator[Batch]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A path of 25 points beside 25 plain evaluations.")
+    parser = argparse.ArgumentParser(description="A path of 25 points compared with 25 plain evaluations.")
     parser.add_argument("--quick", action="store_true", help="little data, to see that it runs")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, default=None, help="also write the numbers here")

@@ -1,11 +1,10 @@
-"""The seeds of a cell one after the other, and together as one stack of weights: seconds a step of all of them.
+"""Training the seeds of a cell one after the other: seconds for one step of all of them, by kind of step.
 
-    python bench/seeds.py                       # a small model, on what there is
+    python bench/seeds.py                       # a small model, on the device there is
     python bench/seeds.py --layers 6 --width 192 --batch 256 --device cuda --json results/seeds.json
 
-Random pictures: only the time is measured. On CUDA one by one in bfloat16 and the stack in
-float32 (TF32 if TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1), each way also with its step as one graph, and one by one also
-compiled before it is recorded.
+The images are random: only the time is measured. On CUDA in bfloat16, with eager steps, with the step recorded as one
+graph, and compiled before it is recorded.
 """
 
 import argparse
@@ -17,10 +16,9 @@ import torch
 
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study.trainer import TrainingRecipe, can_compile, train
-from stacked import train_together
 
 
-def timed(way: str, arguments: argparse.Namespace, step: str) -> float:
+def timed(arguments: argparse.Namespace, step: str) -> float:
     """Seconds for one step of every seed: a long run less a short one, so that set-up does not count."""
     config = ModelConfig.preset(
         "vit", positions="rope", n_layers=arguments.layers, n_heads=4, d_model=arguments.width,
@@ -38,13 +36,8 @@ def timed(way: str, arguments: argparse.Namespace, step: str) -> float:
         models = [Transformer(config, seed=seed) for seed in seeds]
         recipe = TrainingRecipe(steps=steps, batch_size=arguments.batch)
         began = time.perf_counter()
-        if way == "together":
-            train_together(models, images, classes, recipe, seeds=seeds, **options)
-        else:
-            for model, seed in zip(models, seeds):
-                train(
-                    model, images, classes, recipe, seed=seed, autocast=autocast, compiled=step == "compiled", **options
-                )
+        for model, seed in zip(models, seeds):
+            train(model, images, classes, recipe, seed=seed, autocast=autocast, compiled=step == "compiled", **options)
         return time.perf_counter() - began
 
     run(2)
@@ -54,7 +47,7 @@ def timed(way: str, arguments: argparse.Namespace, step: str) -> float:
 
 def main() -> None:
     cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description="Seeds one after the other against seeds as one stack.")
+    parser = argparse.ArgumentParser(description="Seconds for one step of several seeds.")
     parser.add_argument("--layers", type=int, default=6 if cuda else 2)
     parser.add_argument("--width", type=int, default=192 if cuda else 32)
     parser.add_argument("--side", type=int, default=32 if cuda else 16)
@@ -65,18 +58,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    ways = [(way, step) for step in ("eager", "graph") for way in ("one by one", "together")]
-    ways += [("one by one", "compiled")] if can_compile() else []
+    steps = ["eager", "graph", *(["compiled"] if can_compile() else [])]
     rows = {}
-    for way, step in ways if arguments.device.startswith("cuda") else ways[:2]:
-        label = f"{way}, {step}"
-        rows[label] = timed(way, arguments, step)
-        gain = rows["one by one, eager"] / rows[label]
-        print(f"{label:20} {1000 * rows[label]:8.2f} ms a step of {arguments.seeds} seeds   × {gain:.2f}", flush=True)
+    for step in steps if arguments.device.startswith("cuda") else steps[:1]:
+        rows[step] = timed(arguments, step)
+        gain = rows["eager"] / rows[step]
+        print(f"{step:10} {1000 * rows[step]:8.2f} ms a step of {arguments.seeds} seeds   × {gain:.2f}", flush=True)
     if arguments.json:
-        said = {key: value for key, value in vars(arguments).items() if key != "json"}
+        settings = {key: value for key, value in vars(arguments).items() if key != "json"}
         name = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else "cpu"
-        facts = {"settings": said, "torch": torch.__version__, "device": name, "seconds": rows}
+        facts = {"settings": settings, "torch": torch.__version__, "device": name, "seconds": rows}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
 

@@ -4,8 +4,7 @@
     python bench/whole.py enwik8 FILE --preset llama --json results/whole/enwik8-llama.json
 
 Trains the seeds one after the other (on CUDA as one graph per step), aligns every pair, measures 25 points on test
-data.
-Learning sees training data; a part of the test data that is not reported on decides which element is kept.
+data. Learning uses training data; a part of the test data that is not reported selects the element that is kept.
 """
 
 import argparse
@@ -18,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from isobasin.match.whole import match_whole
 from torch import Tensor
 
 import isobasin as ib
+from isobasin.alignment.descent import nearest_elements
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.learn.trainer import TrainConfig, learn
 from isobasin.path.evaluation import evaluate_path
-from isobasin.study.trainer import GraphedStep, TrainingRecipe, train, training_examples
+from isobasin.study import TrainingRecipe, train
 from isobasin.symmetries import symmetry
 from isobasin.tasks import Batch, Task
+
+CPU = torch.device("cpu")
 
 
 def flips_and_crops(x: Tensor, rng: torch.Generator) -> Tensor:
@@ -47,40 +48,23 @@ def flips_and_crops(x: Tensor, rng: torch.Generator) -> Tensor:
 def trained(
     config: ib.ModelConfig, data: "Data", recipe: TrainingRecipe, seed: int, device: torch.device
 ) -> tuple[Any, float]:
-    start = time.perf_counter()
-    autocast = torch.bfloat16 if device.type == "cuda" else None
-    if device.type != "cuda":
-        model = train(
-            ib.Transformer(config, seed=seed), data.inputs, data.targets, recipe, seed=seed, augment=data.augment
-        ).model
-        return model, time.perf_counter() - start
-    model = ib.Transformer(config, seed=seed).to(device).train()
-    stream = training_examples(
-        config, data.inputs.to(device), None if data.targets is None else data.targets.to(device)
-    )
-    rng = torch.Generator().manual_seed(seed)
-    n_steps, step = recipe.n_steps(len(stream)), None
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    for k, (x, y) in enumerate(stream.batches(recipe.batch_size, rng)):
-        if k == n_steps:
-            break
-        x = data.augment(x, rng) if data.augment else x
-        step = step or GraphedStep(model, groups, recipe, x, y, autocast)
-        step(x, y, recipe.rate(k, n_steps))
-    torch.cuda.synchronize()
-    return model.eval().requires_grad_(False).cpu(), time.perf_counter() - start
+    """A trained model on the CPU, and the seconds that it took."""
+    start, cuda = time.perf_counter(), device.type == "cuda"
+    found = train(
+        ib.Transformer(config, seed=seed), data.inputs, data.targets, recipe, seed=seed, augment=data.augment,
+        device=device, autocast=torch.bfloat16 if cuda else None, graphed=cuda,
+    )  # fmt: skip
+    return found.model.eval().requires_grad_(False).cpu(), time.perf_counter() - start
 
 
 class Data:
-    """Training inputs, and tasks to learn on, to decide by, to report on."""
+    """Training inputs, and tasks: to learn on, to select the element, and to report."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor | None, augment: Any, lessons: Task, held: Task, test: Task):
+    def __init__(
+        self, inputs: Tensor, targets: Tensor | None, augment: Any, train_task: Task, held_out: Task, test: Task
+    ):
         self.inputs, self.targets, self.augment = inputs, targets, augment
-        self.lessons, self.held, self.test = lessons, held, test
+        self.train_task, self.held_out, self.test = train_task, held_out, test
 
 
 def task(kind: str, key: str, x: Tensor, y: Tensor, batch: int) -> Task:
@@ -102,7 +86,7 @@ def cifar10(folder: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig
     )
     data = Data(
         x, y, flips_and_crops,
-        task("image", "pixel_values", x, y, arguments.lesson_batch or 250),
+        task("image", "pixel_values", x, y, arguments.learn_batch or 250),
         task("image", "pixel_values", tx[:2000], ty[:2000], 1000),
         task("image", "pixel_values", tx[2000:], ty[2000:], 1000),
     )  # fmt: skip
@@ -128,7 +112,7 @@ def enwik8(file: Path, arguments: argparse.Namespace) -> tuple[ib.ModelConfig, D
         raw[:-1_000_000],
         None,
         None,
-        rows(10_000_000, 40_000, arguments.lesson_batch or 32),
+        rows(10_000_000, 40_000, arguments.learn_batch or 32),
         rows(len(raw) - 1_000_000, 256, 64),
         rows(len(raw) - 800_000, 1024, 64),
     )
@@ -148,31 +132,39 @@ def measured(a: Any, b: Any, data: Data, device: torch.device, points: int) -> d
 def compare(a: Any, b: Any, data: Data, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     row: dict[str, Any] = {"naive": measured(a, b, data, device, arguments.points)}
     start = time.perf_counter()
-    found = match_whole(a, b, ib.WeightMatching(scope="model"), device=torch.device("cpu"))
-    row["weights_s"], row["sweeps"] = time.perf_counter() - start, len(found.descent.history)
-    row["weights"] = measured(a, found.transform.apply(b), data, device, arguments.points)
+    start_elements = nearest_elements(a, b, "model", ib.WeightMatching(), CPU)
+    aligned = with_reference_gauge(a, b, symmetry(b.arch), start_elements, CPU).apply(b)
+    row["weights_s"] = time.perf_counter() - start
+    row["weights"] = measured(a, aligned, data, device, arguments.points)
     for attempt in arguments.tries:
         start = time.perf_counter()
         settings = dict(pair.split("=") for pair in attempt.split(","))
-        lessons = TrainConfig(
-            steps=(steps := int(settings.get("steps", 1000))), rate=float(settings.get("rate", 3e-3)),
+        train_config = TrainConfig(
+            steps=(steps := int(settings.get("steps", 1000))), lr=float(settings.get("lr", 3e-3)),
             check_every=int(settings.get("check", max(1, steps // 5))), accumulate=int(settings.get("accumulate", 1)),
             permutations=settings.get("permutations", "fixed"),
             autocast=torch.bfloat16 if device.type == "cuda" else None,
         )  # fmt: skip
         learned = learn(
-            a, b, found.elements, data.lessons, data.held, lessons=lessons, device=device, augment=data.augment
+            a,
+            b,
+            start_elements,
+            data.train_task,
+            data.held_out,
+            config=train_config,
+            device=device,
+            augment=data.augment,
         )
         seconds = time.perf_counter() - start
-        dress = with_reference_gauge(a, b, symmetry(b.arch), learned.elements, torch.device("cpu"))
-        # The very elements: `dressed` alone would scale units to A's, which is nearer and not what was learned.
-        moved = replace(dress, elements=dict(learned.elements)).apply(b)
+        in_gauge = with_reference_gauge(a, b, symmetry(b.arch), learned.elements, CPU)
+        # The gauge of A, but not the unit scales that are nearest to A's: they were learned.
+        moved = replace(in_gauge, elements=dict(learned.elements)).apply(b)
         key = f"learned({attempt})"
         row[key] = measured(a, moved, data, device, arguments.points) | {
             "seconds": seconds, "held_out": list(learned.history),
         }  # fmt: skip
-        held = " ".join(f"{step}:{height:.3f}" for step, height in learned.history)
-        print(f"    {key}: {row[key]['barrier']:.4f} ({seconds:.0f} s) held out {held}", flush=True)
+        held_out = " ".join(f"{step}:{height:.3f}" for step, height in learned.history)
+        print(f"    {key}: {row[key]['barrier']:.4f} ({seconds:.0f} s) held out {held_out}", flush=True)
     return row
 
 
@@ -187,8 +179,8 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=20_000)
     parser.add_argument("--epochs", type=float, default=45)
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--tries", nargs="*", default=["steps=1000"], help="learned: steps=…,rate=…,permutations=…")
-    parser.add_argument("--lesson-batch", type=int, default=None, help="samples a batch of learning")
+    parser.add_argument("--tries", nargs="*", default=["steps=1000"], help="learned: steps=…,lr=…,permutations=…")
+    parser.add_argument("--learn-batch", type=int, default=None, help="samples in a batch of learning")
     parser.add_argument("--points", type=int, default=25)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, default=None)

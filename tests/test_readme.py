@@ -1,4 +1,4 @@
-"""The README's own words: its first example runs, and its commands exist."""
+"""The README: its first example runs, and its commands exist."""
 
 import re
 from pathlib import Path
@@ -22,19 +22,22 @@ def first_block() -> str:
 def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = first_block()
     assert len(source.splitlines()) <= 15
+    assert "ib.align(b, to=a)\n" in source
     config = ib.ModelConfig.preset("llama", d_model=64, n_layers=2, n_heads=4, d_ff=128, d_vocab=256, n_positions=32)
     for seed, name in enumerate("ab"):
         ib.Transformer(config, seed=seed).save(tmp_path / "path/to" / name)
     (tmp_path / "path/to/text.txt").write_text("To be, or not to be, that is the question. " * 4)
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    names: dict[str, object] = {"print": lambda value: said.append(str(value))}
+    printed: list[str] = []
+    names: dict[str, object] = {"print": lambda value: printed.append(str(value))}
     exec(compile(source, "README.md", "exec"), names)
 
-    promised = re.search(r"# (O\(64\).*), dimension", source)
-    assert promised is not None
-    assert said[0].startswith(promised[1])
-    distances = re.fullmatch(r"distance ([\d.]+) → ([\d.]+) of ‖A‖ over 5 parts; outputs moved by at most .*", said[1])
+    expected = re.search(r"# (O\(64\).*), dimension", source)
+    assert expected is not None
+    assert printed[0].startswith(expected[1])
+    distances = re.fullmatch(
+        r"distance ([\d.]+) → ([\d.]+) of ‖A‖ over 5 parts; outputs moved by at most .*", printed[1]
+    )
     assert distances is not None
     assert float(distances[2]) < float(distances[1])
     b, c, curve = names["b"], names["c"], names["curve"]
@@ -57,11 +60,11 @@ def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_table_of_commands_is_complete() -> None:
-    told = set(re.findall(r"^\| `isobasin (\w+)", README, re.MULTILINE))
-    there = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    documented = set(re.findall(r"^\| `isobasin (\w+)", README, re.MULTILINE))
+    available = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert study in [group.typer_instance for group in app.registered_groups]
-    there |= {str(group.name) for group in app.registered_groups}
-    assert told == there
+    available |= {str(group.name) for group in app.registered_groups}
+    assert documented == available
 
 
 def test_both_setup_commands_are_named() -> None:

@@ -1,4 +1,4 @@
-"""What stands beside isobasin in the benchmarks: mergekit in its own environment, and how a program is measured."""
+"""The program that isobasin is compared with, mergekit in its own environment; time and memory of a command."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
-"""How alike are copies, fine-tunes and strangers of one model? Distance, score and fingerprint of each, in a table.
+"""Copies and fine-tunes of one model, and unrelated models: distance, score and fingerprint of each, in a table.
 
-    python bench/likeness.py MODEL TEXT FOLDER --json results/likeness.json
+    python bench/distance.py MODEL TEXT FOLDER --json results/distance/stories15M.json
 
 Makes the other models in FOLDER (those that are there already are taken as they are): scrambled and cast copies,
 fine-tunes of 10 and 200 steps on the bytes of TEXT, every second layer, the same shape from another seed, untrained and
@@ -29,8 +29,8 @@ def batches(text: Path, vocabulary: int, steps: int) -> torch.Tensor:
     return ids[starts[..., None] + torch.arange(LENGTH)]
 
 
-def trained(model: Any, text: Path, steps: int, rate: float) -> Any:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+def trained(model: Any, text: Path, steps: int, lr: float) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     model.train()
     for step, ids in enumerate(batches(text, model.config.vocab_size, steps)):
         loss = model(input_ids=ids, labels=ids).loss
@@ -80,15 +80,15 @@ def makers(source: Path, text: Path) -> dict[str, Callable[[Path], None]]:
     }
 
 
-def measured(source: Path, other: Path, draws: int) -> dict[str, Any]:
+def measured(source: Path, other: Path, null_samples: int) -> dict[str, Any]:
     a, b = ib.load(source), ib.load(other)
     start = time.perf_counter()
-    found = ib.distance(a, b, draws=draws)
+    found = ib.distance(a, b, draws=null_samples)
     seconds = time.perf_counter() - start
     mine, theirs = ib.fingerprint(a), ib.fingerprint(b)
     steps = mine.steps(theirs)
     facts = {"same_fingerprint": mine.matches(theirs), "largest_step": max(steps) if steps else None}
-    return {**found.facts, "seconds": round(seconds, 1), "fingerprint": str(theirs), **facts}
+    return {**found.to_dict(), "seconds": round(seconds, 1), "fingerprint": str(theirs), **facts}
 
 
 def row(name: str, f: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--draws", type=int, default=8)
+    parser.add_argument("--null-samples", type=int, default=8)
     parser.add_argument("--only-make", action="store_true", help="make the models and stop")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -115,10 +115,10 @@ def main() -> None:
         if not folder.exists():
             make(folder)
         if not arguments.only_make:
-            results[name] = measured(arguments.model, folder, arguments.draws)
+            results[name] = measured(arguments.model, folder, arguments.null_samples)
             print(row(name, results[name]), flush=True)
     if arguments.json and results:
-        command = f"python bench/likeness.py MODEL TEXT FOLDER --draws {arguments.draws}"
+        command = f"python bench/distance.py MODEL TEXT FOLDER --null-samples {arguments.null_samples}"
         document = {"version": ib.__version__, "torch": torch.__version__, "command": command, "results": results}
         arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
