@@ -188,7 +188,7 @@ def test_what_is_farther_is_kept_only_if_asked_for(name: str, monkeypatch: pytes
     assert left.head_permutation == (tuple(range(a.arch.sizes.n_heads)),) * a.arch.sizes.n_layers
 
 
-def test_what_is_closer_is_the_same_with_both() -> None:
+def test_what_is_closer_with_the_free_values_of_a_is_the_same_with_both() -> None:
     pair = scrambled(model("llama-gqa"), "model")
     one, two = (align(pair.b, to=pair.a, only_if_closer=only) for only in (False, True))
     assert same_result(one, two)
