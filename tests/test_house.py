@@ -138,13 +138,6 @@ def test_the_sources_were_read() -> None:
     assert {"src/isobasin/errors.py", "tests/test_house.py"} <= names
 
 
-def test_no_source_file_is_over_400_lines() -> None:
-    lengths = {
-        relative(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES if ROOT / "src" in path.parents
-    }
-    assert max(lengths.values()) > 20, "nothing was measured"
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
-
 
 def vague(path: Path) -> bool:
     """Whether a module, or a package it lies in, has a name that says nothing."""

@@ -1,9 +1,10 @@
 """The two stages for one attention layer: which head is which, then the best element inside each head."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,30 +34,23 @@ class HeadMatch:
     deficient: Tensor
 
 
-class HeadMatcher(Protocol):
-    """What the descent asks of a matcher: pairs the heads of one layer, and says what activations add."""
+class HeadMatcher(ABC):
+    """What the descent asks of a matcher: it pairs the heads of one layer, and says what activations add."""
 
-    @property
-    def correlations(self) -> Mapping[str, Tensor]:
-        """Which coordinates of A and B go together, by space; empty for matching by weights alone."""
-
-    @property
-    def activation_weight(self) -> float: ...
+    correlations: Mapping[str, Tensor] = MappingProxyType({})  # by space: which coordinates of A and B go together
+    activation_weight: float = 0.0
+    fixed_basis: ClassVar[bool] = False  # see `align.Matcher`
 
     def rough(self) -> "HeadMatcher":
         """Rotations inside heads, which have a closed form: for sweeps while the stream still moves."""
+        return self
 
+    @abstractmethod
     def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch: ...
 
 
-class NoHeadMatcher:
+class NoHeadMatcher(HeadMatcher):
     """For problems whose elements are known."""
-
-    correlations: Mapping[str, Tensor] = MappingProxyType({})
-    activation_weight = 0.0
-
-    def rough(self) -> "NoHeadMatcher":
-        return self
 
     def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:
         raise AssertionError("the elements of this problem are known")

@@ -7,12 +7,12 @@ recipe, is in `reference`, `LearnedMatching` in `isobasin.learn`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from isobasin.alignment.candidates import AlignOptions, align_by_descent
-from isobasin.alignment.heads import HeadDistance, HeadMatch, head_cost, match_heads, match_paired_heads
+from isobasin.alignment.heads import HeadDistance, HeadMatch, HeadMatcher, head_cost, match_heads, match_paired_heads
 from isobasin.alignment.linear import Method
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
@@ -23,30 +23,18 @@ from isobasin.weights import Weights
 
 
 @dataclass(frozen=True)
-class WeightMatching:
+class WeightMatching(HeadMatcher):
     """From the weights alone: exact head costs from Grams, and the global or Newton-polished optimum in each head."""
 
     scope: str = "model"
     stage2: Method = "full"
     head_distance: HeadDistance = "complete"
 
-    @property
-    def fixed_basis(self) -> bool:
-        return False
-
     def prepared(self, a: Weights, b: Weights) -> "WeightMatching":
         return self
 
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> Alignment:
         return align_by_descent(b, a, self.scope, self, options)
-
-    @property
-    def correlations(self) -> Mapping[str, Tensor]:
-        return {}
-
-    @property
-    def activation_weight(self) -> float:
-        return 0.0
 
     def rough(self) -> "WeightMatching":
         return replace(self, stage2="orthogonal")
@@ -70,10 +58,7 @@ class ActivationMatching:
     head_distance: HeadDistance = "complete"
     activation_weight: float = 0.3
     seed: int = 0
-
-    @property
-    def fixed_basis(self) -> bool:
-        return False
+    fixed_basis: ClassVar[bool] = False
 
     def prepared(self, a: Weights, b: Weights) -> "PreparedActivationMatching":
         """Both models run on the data, and what this scope needs of their activations."""
@@ -111,7 +96,7 @@ class PreparedActivationMatching:
 
 
 @dataclass(frozen=True)
-class ActivationHeadMatcher:
+class ActivationHeadMatcher(HeadMatcher):
     """Pairs heads with what activations say: `roots[layer]` is Σ^½ of what a layer reads, `correlations[space]` says
     which coordinates of A and B go together."""
 

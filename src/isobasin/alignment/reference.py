@@ -14,7 +14,6 @@ relative gradient is below `tol`.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +24,7 @@ from isobasin.alignment.candidates import AlignOptions, align_by_descent
 from isobasin.alignment.heads import (
     HeadDistance,
     HeadMatch,
+    HeadMatcher,
     pair_heads,
     permuted,
     phases,
@@ -45,7 +45,7 @@ from isobasin.weights import Weights
 
 
 @dataclass(frozen=True)
-class ReferenceMatching:
+class ReferenceMatching(HeadMatcher):
     """The published recipe: row-centred products, then gradient descent on U, or Brent per rotary pair."""
 
     scope: str = "all-attention"
@@ -54,10 +54,6 @@ class ReferenceMatching:
     learning_rate: float = 1e-2
     max_steps: int = 2000
     tol: float = 1e-6
-
-    @property
-    def fixed_basis(self) -> bool:
-        return False
 
     def prepared(self, a: Weights, b: Weights) -> "ReferenceMatching":
         return self
@@ -69,17 +65,6 @@ class ReferenceMatching:
                 "all-attention"
             )
         return align_by_descent(b, a, self.scope, self, options)
-
-    @property
-    def correlations(self) -> Mapping[str, Tensor]:
-        return {}
-
-    @property
-    def activation_weight(self) -> float:
-        return 0.0
-
-    def rough(self) -> "ReferenceMatching":
-        return self
 
     def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:
         # The layer's free directions are already removed, so centring is part of what it is given.

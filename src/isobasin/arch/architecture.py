@@ -8,7 +8,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from isobasin.arch.pattern import Axis, Pattern, Role, Term, parse
 from isobasin.errors import ArchitectureError
@@ -89,27 +89,12 @@ class HeadSpace:
     label: str = field(default="heads", compare=False)
     qk: str = field(default="", compare=False)
     vo: str = field(default="", compare=False)
-
-    @property
-    def role(self) -> SpaceRole:
-        return "heads"
-
-    @property
-    def rotates(self) -> bool:
-        return False
-
-    @property
-    def scales(self) -> bool:
-        return False
-
-    @property
-    def signs(self) -> bool:
-        return False
-
-    @property
-    def permutes(self) -> bool:
-        """Whether its coordinates permute one by one: heads move as a whole."""
-        return False
+    role: ClassVar[SpaceRole] = "heads"
+    # Heads move as a whole: none of what a plain space may do to single coordinates.
+    rotates: ClassVar[bool] = False
+    scales: ClassVar[bool] = False
+    signs: ClassVar[bool] = False
+    permutes: ClassVar[bool] = False
 
     @property
     def group_size(self) -> int:
