@@ -58,8 +58,7 @@ class AttentionBlock:
     layout: str = "half"
 
     def __post_init__(self) -> None:
-        _refuse_bad_sizes(self)
-        _refuse_bad_positions(self)
+        _refuse_bad_block(self)
 
     @property
     def n_rotary(self) -> int:
@@ -159,55 +158,34 @@ def _position_scores(block: AttentionBlock, params: Parameters, n_tokens: int) -
     return torch.zeros(1, n_tokens, n_tokens, dtype=torch.float64)
 
 
-def _refuse_bad_sizes(block: AttentionBlock) -> None:
-    sizes = (block.n_heads, block.n_kv_heads, block.d_model, block.d_head)
-    if min(sizes) < 1:
-        raise ArchitectureError(
-            f"attention block has sizes n_heads, n_kv_heads, d_model, d_head = {sizes}, expected all "
-            "at least 1; correct the sizes"
-        )
-    if block.n_heads % block.n_kv_heads:
-        raise ArchitectureError(
-            f"attention block has {block.n_heads} heads and {block.n_kv_heads} kv heads, expected the "
-            "first to be a multiple of the second; correct n_heads or n_kv_heads"
-        )
-    readable = block.d_model - block.centred
-    if block.d_head > readable:
-        raise ArchitectureError(
-            f"attention block has d_head {block.d_head}, expected at most {readable} (the dimension of its "
-            "inputs), where the group is known; take a larger d_model"
-        )
-    if block.qk_norm and block.d_head < 2:
-        raise ArchitectureError(
-            "attention block with qk_norm has d_head 1, expected at least 2: a normalised number is only a "
-            "sign; take a larger d_head"
-        )
-
-
-def _refuse_bad_positions(block: AttentionBlock) -> None:
-    if block.positions not in POSITIONS:
-        raise ArchitectureError(
-            f"attention block has positions {block.positions!r}, expected one of "
-            f"{', '.join(POSITIONS)}; absolute positions are 'none'"
-        )
-    if block.layout not in LAYOUTS:
-        raise ArchitectureError(
-            f"attention block has rotary layout {block.layout!r}, expected one of {', '.join(LAYOUTS)}; correct layout"
-        )
-    if block.positions != "rope" and block.rotary_dims is not None:
-        raise ArchitectureError(
-            f"attention block has rotary_dims {block.rotary_dims} with positions {block.positions!r}, "
-            "expected none without rope; drop rotary_dims"
-        )
-    if block.positions == "rope" and not _is_rotary_size(block.n_rotary, block.d_head):
-        raise ArchitectureError(
-            f"attention block rotates {block.n_rotary} of {block.d_head} columns, expected an even number "
-            f"from 2 to {block.d_head}; correct rotary_dims"
-        )
-
-
-def _is_rotary_size(r: int, d_head: int) -> bool:
-    return r % 2 == 0 and 2 <= r <= d_head
+def _refuse_bad_block(block: AttentionBlock) -> None:
+    """Sizes and switches for which the group is not known, or that make no attention block."""
+    r, readable = block.n_rotary, block.d_model - block.centred
+    rules = (
+        (
+            min(block.n_heads, block.n_kv_heads, block.d_model, block.d_head) >= 1,
+            "a size below 1, expected all at least 1",
+        ),
+        (
+            block.n_kv_heads < 1 or block.n_heads % block.n_kv_heads == 0,
+            f"{block.n_heads} heads and {block.n_kv_heads} kv heads, expected the first to be a multiple of the second",
+        ),
+        (block.d_head <= readable, f"d_head {block.d_head}, expected at most {readable}, the dimension of its inputs"),
+        (block.d_head > 1 or not block.qk_norm, "qk_norm has d_head 1, expected at least 2"),
+        (block.positions in POSITIONS, f"positions {block.positions!r}, expected one of {', '.join(POSITIONS)}"),
+        (block.layout in LAYOUTS, f"rotary layout {block.layout!r}, expected one of {', '.join(LAYOUTS)}"),
+        (
+            block.positions == "rope" or block.rotary_dims is None,
+            f"rotary_dims {block.rotary_dims} with positions {block.positions!r}",
+        ),
+        (
+            block.positions != "rope" or (r % 2 == 0 and 2 <= r <= block.d_head),
+            f"rotates {r} of {block.d_head} columns, expected an even number from 2 on",
+        ),
+    )
+    for good, found in rules:
+        if not good:
+            raise ArchitectureError(f"attention block: {found}; correct its sizes")
 
 
 # Below this ratio of neighbouring singular values the rank is not to be believed. Usual gaps are 1e9 and
