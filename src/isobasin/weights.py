@@ -100,14 +100,12 @@ class Weights(Mapping[str, Tensor]):
         return found | {copy: found[self.names.on_disk[target]] for copy, target in self.names.copies.items()}
 
     def _is_plain(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether a tensor can be copied from disk to disk, row by row: unchanged, in its own type, not tied."""
-        shape = self.arch.shapes[name]
+        """Whether a tensor can be copied from disk to disk, in blocks: unchanged, in its own type, not tied."""
         return (
             self.checkpoint is not None
             and name not in self.changed
             and dtype == self.dtypes[name]
-            and bool(shape)
-            and 0 not in shape
+            and 0 not in self.arch.shapes[name]
             and not self.arch.tensors[name].buffer
             and name not in self.names.copies.values()
         )
@@ -143,8 +141,8 @@ class Weights(Mapping[str, Tensor]):
                 name = source[disk]
                 if self._is_plain(name, dtypes[name]):
                     assert self.checkpoint is not None
-                    for start, rows in _blocks(self.checkpoint, disk):
-                        writer.write_rows(disk, start, rows)
+                    for start, block in _blocks(self.checkpoint, disk):
+                        writer.write_flat(disk, start, block)
                     if watch:
                         watch(name, None)
                     continue
@@ -160,12 +158,14 @@ def _widest(dtypes: Mapping[str, torch.dtype], arch: Architecture) -> torch.dtyp
     return max(weights, key=lambda d: torch.finfo(d).bits)
 
 
-def _blocks(checkpoint: Checkpoint, disk: str, size: int = 2**24) -> Iterator[tuple[int, Tensor]]:
-    """A stored tensor in blocks of rows of about this many bytes."""
+def _blocks(checkpoint: Checkpoint, disk: str, n_bytes: int = 2**24) -> Iterator[tuple[int, Tensor]]:
+    """A stored tensor, flattened, in blocks of this many bytes."""
     info = checkpoint.infos[disk]
-    step = max(1, size * info.shape[0] // max(1, info.nbytes))
-    for start in range(0, info.shape[0], step):
-        yield start, checkpoint.rows(disk, start, min(start + step, info.shape[0]))
+    size, step = torch.Size(info.shape).numel(), n_bytes // info.dtype.itemsize
+    for start in range(0, size, step):
+        block = checkpoint.flat(disk, start, min(start + step, size))
+        checkpoint.check(disk, block)
+        yield start, block
 
 
 class _ByName(Mapping[str, Tensor]):

@@ -13,9 +13,8 @@ from typing import Any, Self
 
 import torch
 
-from isobasin.checkpoint.dtypes import SAFETENSORS_NAMES, check_finite
 from isobasin.checkpoint.folder import copy_companions, find_companions, without_code, write_object
-from isobasin.checkpoint.header import encode_header, nbytes
+from isobasin.checkpoint.header import SAFETENSORS_NAMES, check_finite, encode_header, nbytes
 from isobasin.errors import CheckpointError
 from isobasin.files import AtomicFolder, remove_stale
 
@@ -98,18 +97,6 @@ class CheckpointWriter:
         if tuple(tensor.shape) != shape or self._written[name] or name not in self._unwritten:
             raise ValueError(f"{name!r} of shape {tuple(tensor.shape)}: expected {shape}, once, at one go")
         self._put(name, 0, tensor, finite=finite, last=True)
-
-    def write_rows(self, name: str, start: int, tensor: torch.Tensor) -> None:
-        """Write the next block of rows of a tensor; `start` is where its last block ended."""
-        shape = self._infos[name][1]
-        stop, n_columns = start + (tensor.shape[0] if tensor.ndim else 1), math.prod(shape[1:])
-        fits = bool(shape) and tuple(tensor.shape[1:]) == shape[1:] and stop <= shape[0]
-        if not fits or start * n_columns != self._written[name] or name not in self._unwritten:
-            raise ValueError(
-                f"rows {start}:{stop} of {name!r}, block of shape {tuple(tensor.shape)}: "
-                f"expected rows of {shape} from {self._written[name] // max(1, n_columns)} on"
-            )
-        self._put(name, start * n_columns, tensor, finite=True, last=stop == shape[0])
 
     def write_flat(self, name: str, start: int, tensor: torch.Tensor) -> None:
         """Write the next numbers of a flattened tensor; the caller has checked that they are finite."""
