@@ -11,23 +11,11 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
+from isobasin.runtime import image_shape, quiet_transformers, vocabulary_size
 from isobasin.shapes import Float
 from isobasin.tasks.images import Images, PictureFiles, pillow, read_images, scaled
 from isobasin.tasks.source import DataError, chosen, digest, read_bytes
-from isobasin.tasks.task import (
-    Batch,
-    Request,
-    Task,
-    agreed,
-    image_shape,
-    int64,
-    is_own,
-    label_names,
-    n_classes,
-    name_of,
-    vocabulary_size,
-    window_length,
-)
+from isobasin.tasks.task import Batch, Request, Task, agreed, int64, label_names, n_classes, name_of, window_length
 from isobasin.tasks.text import checked_ids, class_numbers, is_table, read_table
 from isobasin.tasks.tokenizer import Tokenizer, require_tokenizer
 from isobasin.weights import Weights
@@ -77,7 +65,7 @@ def pad_id(weights: Weights, tokenizer: Tokenizer) -> int | None:
     The classifier of a decoder finds the last token by the padding token of its config. An encoder and the project's
     own model read the mask, so that any token can be used.
     """
-    if is_own(weights):
+    if weights.family.own:
         return 0
     named = weights.config.get("pad_token_id")
     if isinstance(named, int) and named >= 0:
@@ -90,7 +78,7 @@ def padded(ids: Sequence[Sequence[int]], pad: int, weights: Weights) -> dict[str
     width = max(map(len, ids))
     filled = int64([[*row, *[pad] * (width - len(row))] for row in ids])
     mask = torch.arange(width)[None] < int64([[len(row)] for row in ids])
-    inputs = {"input_ids": filled, "attention_mask": mask if is_own(weights) else mask.long()}
+    inputs = {"input_ids": filled, "attention_mask": mask if weights.family.own else mask.long()}
     if weights.family.inputs.token_types:
         inputs["token_type_ids"] = torch.zeros_like(filled)  # one sentence
     return inputs
@@ -192,7 +180,7 @@ def open_pixel_reader(models: Sequence[Weights], data: Path) -> PixelReader:
 
 
 def _processor_settings(weights: Weights) -> dict[str, Any] | None:
-    if is_own(weights) or weights.path is None or not (weights.path / PROCESSOR).is_file():
+    if weights.family.own or weights.path is None or not (weights.path / PROCESSOR).is_file():
         return None
     try:
         found = json.loads(read_bytes(weights.path / PROCESSOR))
@@ -202,10 +190,7 @@ def _processor_settings(weights: Weights) -> dict[str, Any] | None:
 
 
 def _processor(weights: Weights) -> Any:
-    import transformers
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
+    transformers = quiet_transformers()
     pillow()
     try:
         options = {"local_files_only": True, "trust_remote_code": False}

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
+from isobasin.runtime import vocabulary_size
 from isobasin.shapes import Int
 from isobasin.tasks.source import DataError, digest
-from isobasin.tasks.task import IGNORED, Batch, Request, Task, int64, name_of, vocabulary_size, window_length
+from isobasin.tasks.task import IGNORED, Batch, Request, Task, int64, name_of, window_length
 from isobasin.tasks.text import checked_ids, is_ids, read_ids, read_text
 from isobasin.tasks.tokenizer import Encoded, Tokenizer, open_tokenizer, require_tokenizer
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from isobasin.runtime import Inputs
+from isobasin.runtime import Inputs, image_shape, max_length, vocabulary_size
 from isobasin.tasks.classification import image_task, open_pixel_reader, text_task
 from isobasin.tasks.images import read_images
 from isobasin.tasks.language import encode_start, lm_task, mlm_task
 from isobasin.tasks.source import DataError, check_exists, chosen, is_hub_id
-from isobasin.tasks.task import Request, Task, image_shape, int64, max_length, task_kind, vocabulary_size
+from isobasin.tasks.task import Request, Task, int64, task_kind
 from isobasin.tasks.text import checked_ids, is_ids, load_array, read_ids, read_text
 from isobasin.tasks.tokenizer import require_tokenizer
 from isobasin.weights import Weights

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
+from isobasin.runtime import quiet_transformers, vocabulary_size
 from isobasin.tasks.source import digest, read_bytes
-from isobasin.tasks.task import int64, is_own, name_of, vocabulary_size
+from isobasin.tasks.task import int64, name_of
 from isobasin.weights import Weights
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -166,7 +167,7 @@ def require_tokenizer(
 
 
 def _tokenizer_of(weights: Weights) -> Tokenizer | None:
-    if not is_own(weights):
+    if not weights.family.own:
         return None if weights.path is None else _load(weights.path)
     if weights.path and (weights.path / TOKENIZER_FILE).is_file():
         return _load(weights.path / TOKENIZER_FILE)
@@ -180,10 +181,7 @@ def _mapping(tokenizer: Tokenizer) -> Any:
 
 def _load(place: Path | str) -> ModelTokenizer | None:
     """A tokenizer.json, a folder, or a hub id in the cache; None if transformers can not load it."""
-    import transformers
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
+    transformers = quiet_transformers()
     try:
         if isinstance(place, Path) and place.is_file():
             found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(place))
