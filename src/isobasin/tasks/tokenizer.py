@@ -78,11 +78,13 @@ class ModelTokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        return _optional_int(self.tokenizer.mask_token_id)
+        found: int | None = self.tokenizer.mask_token_id
+        return found
 
     @property
     def pad_id(self) -> int | None:
-        return _optional_int(self.tokenizer.pad_token_id)
+        found: int | None = self.tokenizer.pad_token_id
+        return found
 
     @property
     def special(self) -> tuple[int, ...]:
@@ -131,10 +133,6 @@ class ModelTokenizer:
 
 
 Tokenizer = ByteTokenizer | ModelTokenizer
-
-
-def _optional_int(token: Any) -> int | None:
-    return None if token is None else int(token)
 
 
 def open_tokenizer(models: Sequence[Weights], tokenizer: str | Path | None = None) -> Tokenizer | None:
