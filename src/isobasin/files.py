@@ -97,7 +97,8 @@ class AtomicFolder:
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self._created_parents = _create_parents(out.parent)
+        self._created_parents = [path for path in out.parents if not path.exists()]  # innermost first
+        out.parent.mkdir(parents=True, exist_ok=True)
         self._root = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
         self.new, self._old = self._root / "new", self._root / "old"
         marker = {"pid": os.getpid(), "host": socket.gethostname()}
@@ -152,13 +153,6 @@ def remove_temporary(folder: Path) -> None:
 
 def _prefix(out: Path) -> str:
     return f".{out.name}{_TEMPORARY}"
-
-
-def _create_parents(folder: Path) -> list[Path]:
-    """Create `folder` and its parents; returns those that were missing, innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _is_stale(marker: Path) -> bool:

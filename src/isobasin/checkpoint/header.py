@@ -84,19 +84,12 @@ def check_finite(tensor: torch.Tensor, name: str, advice: str) -> None:
     if not tensor.is_floating_point():
         return
     blocks = torch.split(tensor.detach().reshape(-1), _BLOCK)
-    if all(_is_finite(block) for block in blocks):
+    # min and max propagate NaN, and one pass over both is ten times faster than torch.isfinite.
+    if not tensor.numel() or all(math.isfinite(x.item()) for block in blocks for x in block.aminmax()):
         return
     n_nan = sum(int(block.isnan().sum()) for block in blocks)
     n_inf = sum(int(block.isinf().sum()) for block in blocks)
     raise CheckpointError(f"tensor {name!r} holds {n_nan} NaN and {n_inf} infinite values: {advice}")
-
-
-def _is_finite(block: torch.Tensor) -> bool:
-    # min and max propagate NaN, and one pass over both is ten times faster than torch.isfinite.
-    if block.numel() == 0:
-        return True
-    low, high = block.aminmax()
-    return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
 # -- header ------------------------------------------------------------------------------------------------------------
@@ -137,7 +130,9 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     if not text.startswith(b"{"):
         raise _damaged(file, "has a header that does not begin with '{'")
     entries = parse_object(text, f"the header of {file}", unique=True)
-    _check_metadata(entries.pop("__metadata__", {}), file)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(file, "has a __metadata__ that is not an object of strings")
     spans = [(_span(name, entry, file), name) for name, entry in entries.items()]
     spans.sort(key=lambda pair: pair[0])  # stable: empty tensors keep their order
     _check_cover(spans, size - _PREFIX - length, file)
@@ -162,11 +157,6 @@ def check_name(name: str, file: Path) -> None:
     """Raise unless the name is printable and not empty: it is used in messages and in new files."""
     if not name or not name.isprintable():
         raise _damaged(file, f"holds a tensor named {name!r}, expected a printable name")
-
-
-def _check_metadata(metadata: Any, file: Path) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _damaged(file, "has a __metadata__ that is not an object of strings")
 
 
 def _span(name: str, entry: Any, file: Path) -> tuple[int, int]:

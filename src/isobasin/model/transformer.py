@@ -5,7 +5,6 @@ through float32 would make a float64 model inexact.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -275,8 +274,16 @@ class Transformer(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def save(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors; the folder is created, existing files are replaced."""
-        write_folder(Path(folder), self.config, self.state_dict())
+        """Write config.json and model.safetensors into a new or existing folder; if that fails, old files stay."""
+        folder, tensors = Path(folder), self.state_dict()
+        dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        text = json.dumps(self.config.to_dict() | {"dtype": dtype}, indent=2) + "\n"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            data = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder} can not be written ({error}): choose another folder") from error
+        atomic_write_all({folder / WEIGHTS_NAME: data, folder / CONFIG_NAME: text}, error=CheckpointError)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Transformer":
@@ -329,18 +336,6 @@ def _initialise(model: Transformer, seed: int) -> None:
 
 def _normal(parameter: Tensor, generator: torch.Generator) -> Tensor:
     return INIT_STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
-
-
-def write_folder(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors; if that fails, the old files stay."""
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    text = json.dumps(config.to_dict() | {"dtype": dtype}, indent=2) + "\n"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        data = save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} can not be written ({error}): choose another folder") from error
-    atomic_write_all({folder / WEIGHTS_NAME: data, folder / CONFIG_NAME: text}, error=CheckpointError)
 
 
 def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -310,16 +310,14 @@ def _read_labelled_texts(place: Path | str) -> LabelledTexts:
         return _numbered([read_table(place, split=split) for split in ("train", "test")])
     if (place / "train" / "pos").is_dir():
         return LabelledTexts(_reviews(place / "train"), _reviews(place / "test"), ("neg", "pos"))
-    files = [_table_of(place, split) for split in ("train", "test")]
+    if not place.is_dir():
+        raise DataError(place, "one table; labelled text comes in two: a folder with train.csv and test.csv")
+    files = []
+    for split in ("train", "test"):
+        if (found := find_table(place, split)) is None:
+            raise DataError(place, f"no table, or several, for the split {split!r}; expected {split}.csv")
+        files.append(found)
     return _numbered([read_table(file) for file in files], tuple(files))
-
-
-def _table_of(folder: Path, split: str) -> Path:
-    if not folder.is_dir():
-        raise DataError(folder, "one table; labelled text comes in two: a folder with train.csv and test.csv")
-    if found := find_table(folder, split):
-        return found
-    raise DataError(folder, f"no table, or several, for the split {split!r}; expected {split}.csv")
 
 
 def _numbered(tables: Sequence[Table], files: tuple[Path, ...] = ()) -> LabelledTexts:

@@ -235,7 +235,11 @@ def _text_task(request: Request) -> Task:
     rows = chosen(len(table), request.max_samples, request.seed)
     texts, targets = [table.texts[i] for i in rows], int64(numbers)[rows]
     length = window_length(request.models, request.seq_len)
-    ids = _checked_rows(tokenizer.rows(texts, length), rows, request)
+    ids = tokenizer.rows(texts, length)
+    for row, one in zip(rows, ids):
+        if not one:
+            raise DataError(request.data, f"row {row + 1} has no token that the tokenizer knows; remove it")
+        checked_ids(int64(one), min(map(vocabulary_size, request.models)), request.data)
     settings = request.settings("text") | {"seq_len": length, "tokenizer": tokenizer.name}
     pad = _pad_id(model, tokenizer)
     size = 1 if pad is None else int(settings["batch_size"])  # without padding, transformers accepts one text at a time
@@ -247,15 +251,6 @@ def _text_task(request: Request) -> Task:
 
     content = digest([*(text.encode() for text in texts), targets.numpy().tobytes(), tokenizer.content.encode()])
     return request.task("text", len(ids), settings | {"batch_size": size}, content, batches)
-
-
-def _checked_rows(ids: list[list[int]], rows: Sequence[int], request: Request) -> list[list[int]]:
-    d_vocab = min(map(vocabulary_size, request.models))
-    for row, one in zip(rows, ids):
-        if not one:
-            raise DataError(request.data, f"row {row + 1} has no token that the tokenizer knows; remove it")
-        checked_ids(int64(one), d_vocab, request.data)
-    return ids
 
 
 def _pad_id(weights: Weights, tokenizer: Tokenizer) -> int | None:
