@@ -217,7 +217,12 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
     'llama'
     """
     if isinstance(source, str | Path):
-        checkpoint = _opened(source)
+        try:
+            checkpoint = open_checkpoint(source)
+        except OSError as error:  # no permission to look, a name too long, a loop of links
+            raise CheckpointError(
+                f"{source!s:.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
+            ) from error
         return _weights(checkpoint, checkpoint.config, checkpoint.infos, checkpoint)
     if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
         tensors: Tensors = source.state_dict()
@@ -227,15 +232,6 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
     if config is None:
         raise CheckpointError("a state dict needs its config beside it: load(tensors, config)")
     return _weights(tensors, config, tensors, None)
-
-
-def _opened(source: str | Path) -> Checkpoint:
-    try:
-        return open_checkpoint(source)
-    except OSError as error:  # no permission to look, a name too long, a loop of links
-        raise CheckpointError(
-            f"{source!s:.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
-        ) from error
 
 
 def _class_of(model: object) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ from isobasin.tasks.images import Images, PictureFiles, pillow, read_images, sca
 from isobasin.tasks.source import DataError, chosen, digest, load_from_hub, read_bytes
 from isobasin.tasks.task import Batch, Task
 from isobasin.tasks.text import Label, Table, find_table, is_table, read_table
-from isobasin.tasks.tokenizer import VOCABULARIES, Vocabulary, make_vocabulary
+from isobasin.tasks.tokenizer import PAD, UNKNOWN, VOCABULARIES, Vocabulary, make_vocabulary
 
 ACCELERATOR_BATCHES = 4  # batches that an accelerator evaluates at once, so that launching kernels does not dominate
 _DEFAULT_LENGTH = 256  # tokens
@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def pad(self) -> int | None:
-        return self.vocabulary.pad if self.kind == "text" and self.vocabulary else None
+        return PAD if self.kind == "text" else None
 
     def task(
         self, split: str = "test", *, samples: int | None = None, batch_size: int | None = None, seed: int = 0
@@ -117,23 +117,20 @@ def eval_batch_size(kind: str, device: str) -> int:
     return _BATCH_SIZES[kind] * (1 if device == "cpu" else ACCELERATOR_BATCHES)
 
 
-def open_dataset(
-    name: str,
-    root: Path | None,
-    *,
-    sequence: int | None = None,
-    vocabulary: Vocabulary | None = None,
-    side: int | None = None,
-) -> Dataset:
+@lru_cache(maxsize=2)  # several jobs in one process read the same data
+def open_dataset(name: str, root: Path | None, *, sequence: int | None = None, side: int | None = None) -> Dataset:
     """A data set by name, or a file or folder by path, absolute or under the root.
 
-    `NAME:VOCABULARY` chooses how text is tokenised: `imdb:words-30000`, `shakespeare:characters`, `wikitext-103:bpe`;
-    or `vocabulary` is an existing one, such as that of a pretrained model. `sequence` is the number of tokens of a
-    row or window; images are resized to `side` × `side` pixels.
+    `NAME:VOCABULARY` chooses how text is tokenised: `imdb:words-30000`, `shakespeare:characters`, `wikitext-103:bpe`.
+    `sequence` is the number of tokens of a row or window; images are resized to `side` × `side` pixels.
     """
+    kind, place, words = locate(name, root)
+    if kind == "image":
+        return _open_images(name, place, side)
     length = _DEFAULT_LENGTH if sequence is None else sequence
-    opener = _open if vocabulary is None else _open.__wrapped__  # not cached
-    return opener(name, root, length, vocabulary, side)
+    if length < 1:
+        raise IsobasinError(f"data set {name!r}: sequence {length}, expected 1 or more tokens")
+    return (_open_texts if kind == "text" else _open_long_text)(name, place, length, words)
 
 
 def open_labelled_texts(name: str, root: Path | None) -> "LabelledTexts":
@@ -142,17 +139,6 @@ def open_labelled_texts(name: str, root: Path | None) -> "LabelledTexts":
     if kind != "text":
         raise IsobasinError(f"data set {name!r} is {kind}, expected labelled text")
     return _read_labelled_texts(place)
-
-
-@lru_cache(maxsize=2)  # several jobs in one process read the same data
-def _open(name: str, root: Path | None, length: int, vocabulary: Vocabulary | None, side: int | None) -> Dataset:
-    kind, place, words = locate(name, root)
-    if kind == "image":
-        return _open_images(name, place, side)
-    if length < 1:
-        raise IsobasinError(f"data set {name!r}: sequence {length}, expected 1 or more tokens")
-    opener = _open_texts if kind == "text" else _open_long_text
-    return opener(name, place, length, vocabulary, words)
 
 
 def _open_images(name: str, place: Path | str, side: int | None) -> Dataset:
@@ -169,9 +155,9 @@ def _open_images(name: str, place: Path | str, side: int | None) -> Dataset:
     return Dataset(name, "image", Split(x, y), Split(tx, ty), None, n_classes, None, image, None, facts)
 
 
-def _open_texts(name: str, place: Path | str, length: int, vocabulary: Vocabulary | None, words: str) -> Dataset:
+def _open_texts(name: str, place: Path | str, length: int, words: str) -> Dataset:
     rows = _read_labelled_texts(place)
-    used = vocabulary or make_vocabulary(words, rows.train[0])
+    used = make_vocabulary(words, rows.train[0])
     train, test = (Split(used.rows(texts, length), torch.tensor(y)) for texts, y in (rows.train, rows.test))
     content = _hashes(rows.files) or {"text": digest(t.encode() for t in (*rows.train[0], *rows.test[0]))}
     facts = {"name": name, "train": len(train), "test": len(test), "classes": len(rows.classes), "files": content}
@@ -179,10 +165,10 @@ def _open_texts(name: str, place: Path | str, length: int, vocabulary: Vocabular
     return Dataset(name, "text", train, test, None, len(rows.classes), used, None, length, facts)
 
 
-def _open_long_text(name: str, place: Path | str, length: int, vocabulary: Vocabulary | None, words: str) -> Dataset:
+def _open_long_text(name: str, place: Path | str, length: int, words: str) -> Dataset:
     text = _read_text_parts(place)
     sample = text.train[:_VOCABULARY_BYTES].decode("utf-8", "replace").splitlines(keepends=True)
-    used = vocabulary or make_vocabulary(words, sample)
+    used = make_vocabulary(words, sample)
     train, valid, test = (Split(used.stream(part), None) for part in (text.train, text.valid, text.test))
     for part in (train, test):
         if len(part) <= length:
@@ -487,7 +473,7 @@ def flipped_and_cropped(by: int) -> Augmentation:
     return change
 
 
-def dropped(share: float, *, pad: int = 0, unknown: int = 1) -> Augmentation:
+def dropped(share: float) -> Augmentation:
     """Replace each word by the unknown word with probability `share`; padding stays.
 
     >>> dropped(0.5)(torch.tensor([[5, 6, 7, 0]]), torch.Generator().manual_seed(0)).tolist()
@@ -498,7 +484,7 @@ def dropped(share: float, *, pad: int = 0, unknown: int = 1) -> Augmentation:
 
     def drop(tokens: Tensor, generator: torch.Generator) -> Tensor:
         chance = torch.rand(tokens.shape, generator=generator, device="cpu").to(tokens.device)
-        return torch.where((chance < share) & (tokens != pad), unknown, tokens)
+        return torch.where((chance < share) & (tokens != PAD), UNKNOWN, tokens)
 
     return drop
 

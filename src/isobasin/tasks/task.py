@@ -216,12 +216,12 @@ def agreed(models: Sequence[Weights], what: str, read: Callable[[Weights], Any])
     return values[0]
 
 
-def window_length(models: Sequence[Weights], requested: int | None, default: int = 256) -> int:
-    """The requested length, or `default`, or the longest that all models accept if that is less."""
+def window_length(models: Sequence[Weights], requested: int | None) -> int:
+    """The requested length, or 256, or the longest that all models accept if that is less."""
     limit = min((n for n in map(max_length, models) if n is not None), default=None)
     if requested is not None and limit is not None and requested > limit:
         raise IsobasinError(f"--seq-len {requested}: the model takes at most {limit} tokens; give at most that")
-    return requested or (default if limit is None else min(default, limit))
+    return requested or min(256, limit or 256)
 
 
 def n_classes(weights: Weights) -> int:

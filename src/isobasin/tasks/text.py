@@ -278,7 +278,13 @@ def read_ids(data: Path | str, d_vocab: int) -> Tensor:
     """
     data = Path(data)
     check_exists(data)
-    array = load_array(data) if data.suffix == ".npy" else _read_stream(data, d_vocab)
+    if data.suffix == ".npy":
+        array = load_array(data)
+    else:
+        size, kind = data.stat().st_size, np.dtype("<u2" if d_vocab <= 2**16 else "<u4")
+        if size % kind.itemsize:
+            raise DataError(data, f"{size:,} bytes are no whole number of token ids of {kind.itemsize} bytes")
+        array = torch.from_numpy(np.fromfile(data, dtype=kind).astype(np.int64))
     if array.is_floating_point() or array.is_complex() or array.dim() not in (1, 2) or array.shape[-1] == 0:
         raise DataError(
             data,
@@ -297,14 +303,6 @@ def load_array(file: Path) -> Tensor:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (ValueError, OSError, TypeError, EOFError, AttributeError) as error:  # an archive, strings, or objects
         raise DataError(file, f"not a plain numpy array of numbers ({error})") from error
-
-
-def _read_stream(file: Path, d_vocab: int) -> Tensor:
-    kind = "<u2" if d_vocab <= 2**16 else "<u4"
-    size = file.stat().st_size
-    if size % np.dtype(kind).itemsize:
-        raise DataError(file, f"{size:,} bytes are no whole number of token ids of {np.dtype(kind).itemsize} bytes")
-    return torch.from_numpy(np.fromfile(file, dtype=kind).astype(np.int64))
 
 
 def checked_ids(ids: Tensor, d_vocab: int, data: Path | str) -> Tensor:
