@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from isobasin.model import ModelConfig, Transformer
-from isobasin.model.layers import geometry
+from isobasin.model.transformer import geometry
 
 POSITIONS = ("none", "sinusoidal", "learned", "rope", "alibi")
 FAMILIES = ("vit", "bert", "gpt2", "llama")

@@ -18,6 +18,7 @@ Content = bytes | str | Callable[[IO[bytes]], object]
 """What a file shall hold: bytes, text (written as UTF-8), or a function that writes to the stream it is given."""
 
 _MARKER = "isobasin-writer.json"
+_TEMPORARY = ".isobasin-tmp-"
 
 
 # -- single files ----------------------------------------------------------------------------------------------------
@@ -33,7 +34,7 @@ def atomic_write(path: Path, data: Content, *, error: type[IsobasinError] = Isob
 
 def atomic_write_all(contents: Mapping[Path, Content], *, error: type[IsobasinError] = IsobasinError) -> None:
     """The same for several files: none is renamed before all are on the disk."""
-    temporary = {path: path.with_name(f".{path.name[:100]}.isobasin-tmp-{os.getpid()}") for path in contents}
+    temporary = {path: path.with_name(f".{path.name[:100]}{_TEMPORARY}{os.getpid()}") for path in contents}
     path = None
     try:
         for path, data in contents.items():
@@ -96,7 +97,8 @@ class AtomicFolder:
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self._created_parents = _create_parents(out.parent)
+        self._created_parents = [path for path in out.parents if not path.exists()]  # innermost first
+        out.parent.mkdir(parents=True, exist_ok=True)
         self._root = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
         self.new, self._old = self._root / "new", self._root / "old"
         marker = {"pid": os.getpid(), "host": socket.gethostname()}
@@ -143,15 +145,14 @@ def remove_stale(out: Path) -> None:
             _remove(root, out)
 
 
+def remove_temporary(folder: Path) -> None:
+    """The same for all outputs in `folder` and for writers on any host. The caller knows that no writer runs."""
+    for root in folder.glob(f".*{_TEMPORARY}*"):
+        _remove(root, folder / root.name[1:].rpartition(_TEMPORARY)[0])
+
+
 def _prefix(out: Path) -> str:
-    return f".{out.name}.isobasin-tmp-"
-
-
-def _create_parents(folder: Path) -> list[Path]:
-    """Create `folder` and its parents; returns those that were missing, innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
+    return f".{out.name}{_TEMPORARY}"
 
 
 def _is_stale(marker: Path) -> bool:
@@ -249,7 +250,9 @@ class ResumeFile:
         self._tensors, self._writes = tensors, writes
         self._values = self._read()
 
-    def __len__(self) -> int:
+    @property
+    def n_found(self) -> int:
+        """The number of results. A `__len__` would make an empty store false."""
         return len(self._values)
 
     def find(self, name: str) -> Any | None:

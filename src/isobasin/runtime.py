@@ -34,23 +34,39 @@ def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int =
 
 
 def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
-    config = {key: value for key, value in weights.config.items() if value is not None}  # null: the default
-    image = config.get("image_size", weights.family.inputs.image_size)
-    if image is not None:
-        height, width = image if isinstance(image, list | tuple) else (image, image)
-        channels = config.get("num_channels", config.get("n_channels", 3))
-        inputs = {"pixel_values": torch.randn(1, channels, height, width, generator=rng)}
+    if (image := image_shape(weights)) is not None:
+        inputs = {"pixel_values": torch.randn(1, *image, generator=rng)}
         if any(name.endswith("mask_token") for name in weights):
             n_patches = next(s[1] for n, s in weights.arch.shapes.items() if n.endswith("position_embeddings")) - 1
             inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
         return inputs
-    vocab = int(config.get("vocab_size", config.get("d_vocab", 2)))
-    longest = [int(config[k]) for k in ("n_positions", "max_position_embeddings") if config.get(k)]
-    inputs = {"input_ids": torch.randint(vocab, (1, min([length, *longest])), generator=rng)}
+    shape = (1, min(length, max_length(weights) or length))
+    inputs = {"input_ids": torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)}
     if weights.family.inputs.token_types:
-        types = int(config.get("type_vocab_size", 2))
-        inputs["token_type_ids"] = torch.randint(types, inputs["input_ids"].shape, generator=rng)
+        types = weights.config.get("type_vocab_size")
+        inputs["token_type_ids"] = torch.randint(2 if types is None else int(types), shape, generator=rng)
     return inputs
+
+
+def vocabulary_size(weights: Weights) -> int:
+    """The number n of token ids that the model accepts: 0 … n − 1."""
+    return int(weights.config.get("vocab_size") or weights.config.get("d_vocab") or 0)
+
+
+def max_length(weights: Weights) -> int | None:
+    """The longest sequence that the model accepts; None if its config does not say."""
+    limits = [weights.config[k] for k in ("n_positions", "max_position_embeddings") if weights.config.get(k)]
+    return min(map(int, limits), default=None)
+
+
+def image_shape(weights: Weights) -> tuple[int, int, int] | None:
+    """Channels, height and width of the images that the model reads; None for a model of tokens."""
+    config = {key: value for key, value in weights.config.items() if value is not None}
+    size = config.get("image_size", weights.family.inputs.image_size)
+    if size is None:
+        return None
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(config.get("num_channels", config.get("n_channels", 3))), int(height), int(width)
 
 
 def outputs(weights: Weights, inputs: Sequence[Inputs]) -> Tensor:
@@ -125,13 +141,19 @@ def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
     return model.eval()
 
 
-def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
-    """The class of transformers that config.json names, its config, and options that the config does not hold."""
+def quiet_transformers() -> Any:
+    """The module transformers, which takes seconds to import, without its warnings and progress bars."""
     import transformers
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    return transformers
+
+
+def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
+    """The class of transformers that config.json names, its config, and options that the config does not hold."""
+    transformers = quiet_transformers()
     name = Fields(weights.config).architecture or weights.family.model_class
     kind: Any = getattr(transformers, name, None)
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)

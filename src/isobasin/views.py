@@ -16,7 +16,7 @@ Change = Callable[[Tensors], Tensor]
 
 
 class View(Mapping[str, Tensor]):
-    """`base`, with some tensors replaced by functions of `base`."""
+    """`base`, with some tensors replaced by functions of `base`, or added to it."""
 
     def __init__(self, base: Tensors, changes: Mapping[str, Change]) -> None:
         self._base = base
@@ -27,10 +27,10 @@ class View(Mapping[str, Tensor]):
         return self._base[name] if change is None else change(self._base)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._base)
+        return iter(dict.fromkeys((*self._base, *self._changes)))
 
     def __len__(self) -> int:
-        return len(self._base)
+        return sum(1 for _ in self)
 
 
 class AsFloat64(Mapping[str, Tensor]):

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import FAMILIES, Architecture, Family, Names, describe
-from isobasin.checkpoint import Checkpoint, CheckpointWriter, open_checkpoint, output_dtype, with_dtype
+from isobasin.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    TensorInfo,
+    dtype_name,
+    open_checkpoint,
+    output_dtype,
+    with_dtype,
+)
 from isobasin.errors import CheckpointError
 from isobasin.views import Tensors, View
 
@@ -100,14 +108,12 @@ class Weights(Mapping[str, Tensor]):
         return found | {copy: found[self.names.on_disk[target]] for copy, target in self.names.copies.items()}
 
     def _is_plain(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether a tensor can be copied from disk to disk, row by row: unchanged, in its own type, not tied."""
-        shape = self.arch.shapes[name]
+        """Whether a tensor can be copied from disk to disk, in blocks: unchanged, in its own type, not tied."""
         return (
             self.checkpoint is not None
             and name not in self.changed
             and dtype == self.dtypes[name]
-            and bool(shape)
-            and 0 not in shape
+            and 0 not in self.arch.shapes[name]
             and not self.arch.tensors[name].buffer
             and name not in self.names.copies.values()
         )
@@ -143,8 +149,8 @@ class Weights(Mapping[str, Tensor]):
                 name = source[disk]
                 if self._is_plain(name, dtypes[name]):
                     assert self.checkpoint is not None
-                    for start, rows in _blocks(self.checkpoint, disk):
-                        writer.write_rows(disk, start, rows)
+                    for start, block in _blocks(self.checkpoint, disk):
+                        writer.write_flat(disk, start, block)
                     if watch:
                         watch(name, None)
                     continue
@@ -160,39 +166,33 @@ def _widest(dtypes: Mapping[str, torch.dtype], arch: Architecture) -> torch.dtyp
     return max(weights, key=lambda d: torch.finfo(d).bits)
 
 
-def _blocks(checkpoint: Checkpoint, disk: str, size: int = 2**24) -> Iterator[tuple[int, Tensor]]:
-    """A stored tensor in blocks of rows of about this many bytes."""
+def _blocks(checkpoint: Checkpoint, disk: str, n_bytes: int = 2**24) -> Iterator[tuple[int, Tensor]]:
+    """A stored tensor, flattened, in blocks of this many bytes."""
     info = checkpoint.infos[disk]
-    step = max(1, size * info.shape[0] // max(1, info.nbytes))
-    for start in range(0, info.shape[0], step):
-        yield start, checkpoint.rows(disk, start, min(start + step, info.shape[0]))
+    size, step = torch.Size(info.shape).numel(), n_bytes // info.dtype.itemsize
+    for start in range(0, size, step):
+        block = checkpoint.flat(disk, start, min(start + step, size))
+        checkpoint.check(disk, block)
+        yield start, block
 
 
-class _ByName(Mapping[str, Tensor]):
-    """A source of tensors under the names of the patterns; ties are checked where they are read."""
+def _by_pattern(source: Tensors, arch: Architecture, names: Names) -> Tensors:
+    """The tensors of a source under the names of the patterns; ties are checked where they are read."""
 
-    def __init__(self, source: Tensors, arch: Architecture, names: Names) -> None:
-        self._source, self._arch, self._names = source, arch, names
-
-    def __getitem__(self, name: str) -> Tensor:
-        disk = self._names.on_disk[name]
-        if isinstance(self._source, Checkpoint):
-            tensor = self._source.read(disk, finite=not self._arch.tensors[name].buffer)
+    def read(name: str, disk: str) -> Tensor:
+        if isinstance(source, Checkpoint):
+            tensor = source.read(disk, finite=not arch.tensors[name].buffer)
         else:
-            tensor = self._source[disk]
-        for copy, target in self._names.copies.items():
-            if target == name and not torch.equal(self._source[copy], tensor):
+            tensor = source[disk]
+        for copy, target in names.copies.items():
+            if target == name and not torch.equal(source[copy], tensor):
                 raise CheckpointError(
                     f"{copy}: config.json ties it to {disk}, but the two differ; "
                     "set tie_word_embeddings to false, or remove one of them"
                 )
         return tensor
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names.on_disk)
-
-    def __len__(self) -> int:
-        return len(self._names.on_disk)
+    return View({}, {name: lambda _, n=name, disk=disk: read(n, disk) for name, disk in names.on_disk.items()})  # type: ignore[misc]
 
 
 @runtime_checkable
@@ -217,15 +217,13 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
     'llama'
     """
     if isinstance(source, str | Path):
-        checkpoint = _opened(source)
-        infos = checkpoint.infos
-        return _weights(
-            checkpoint,
-            checkpoint.config,
-            {name: info.shape for name, info in infos.items()},
-            {name: info.dtype for name, info in infos.items()},
-            checkpoint,
-        )
+        try:
+            checkpoint = open_checkpoint(source)
+        except OSError as error:  # no permission to look, a name too long, a loop of links
+            raise CheckpointError(
+                f"{source!s:.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
+            ) from error
+        return _weights(checkpoint, checkpoint.config, checkpoint.infos, checkpoint)
     if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
         tensors: Tensors = source.state_dict()
         config = config or source.config.to_dict() | _class_of(source)
@@ -233,22 +231,7 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
         tensors = source
     if config is None:
         raise CheckpointError("a state dict needs its config beside it: load(tensors, config)")
-    return _weights(
-        tensors,
-        config,
-        {name: tuple(t.shape) for name, t in tensors.items()},
-        {name: t.dtype for name, t in tensors.items()},
-        None,
-    )
-
-
-def _opened(source: str | Path) -> Checkpoint:
-    try:
-        return open_checkpoint(source)
-    except OSError as error:  # no permission to look, a name too long, a loop of links
-        raise CheckpointError(
-            f"{source!s:.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
-        ) from error
+    return _weights(tensors, config, tensors, None)
 
 
 def _class_of(model: object) -> dict[str, list[str]]:
@@ -257,27 +240,21 @@ def _class_of(model: object) -> dict[str, list[str]]:
     return {"architectures": [kinds[0].__name__]} if kinds else {}
 
 
-def _check_floating(name: str, dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point:
-        raise CheckpointError(
-            f"{name}: found {str(dtype).removeprefix('torch.')} numbers, expected floating ones: "
-            "dequantise or convert the model first"
-        )
-
-
 def _weights(
     tensors: Tensors,
     config: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, torch.dtype],
+    infos: Mapping[str, TensorInfo] | Tensors,
     checkpoint: Checkpoint | None,
 ) -> Weights:
-    arch, names = describe(config, shapes)
-    by_name = {name: dtypes[disk] for name, disk in names.on_disk.items()}
-    for name, disk in names.on_disk.items():
-        if not arch.tensors[name].buffer:
-            _check_floating(disk, by_name[name])
-    return Weights(arch, dict(config), names, _ByName(tensors, arch, names), by_name, checkpoint)
+    arch, names = describe(config, {name: tuple(info.shape) for name, info in infos.items()})
+    dtypes = {name: infos[disk].dtype for name, disk in names.on_disk.items()}
+    for name, dtype in dtypes.items():
+        if not arch.tensors[name].buffer and not dtype.is_floating_point:
+            raise CheckpointError(
+                f"{names.on_disk[name]}: found {dtype_name(dtype)} numbers, expected floating ones: "
+                "dequantise or convert the model first"
+            )
+    return Weights(arch, dict(config), names, _by_pattern(tensors, arch, names), dtypes, checkpoint)
 
 
 def untied(weights: Weights) -> Weights:
@@ -303,24 +280,7 @@ def untied(weights: Weights) -> Weights:
         arch=arch,
         config=config,
         names=Names(names.on_disk, {}),
-        tensors=_WithAliases(weights, aliases),
+        tensors=View(weights, {alias: lambda t, n=name: t[n] for alias, name in aliases.items()}),  # type: ignore[misc]
         dtypes={name: weights.dtypes[aliases.get(name, name)] for name in arch.tensors},
         changed=weights.changed | (set(arch.tensors) - same),  # these can not be copied from file to file
     )
-
-
-class _WithAliases(Mapping[str, Tensor]):
-    """A model's tensors, some of them under a second name."""
-
-    def __init__(self, source: Weights, aliases: Mapping[str, str]) -> None:
-        self._source, self._aliases = source, aliases
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._source[self._aliases.get(name, name)]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._source
-        yield from self._aliases
-
-    def __len__(self) -> int:
-        return len(self._source) + len(self._aliases)

@@ -297,7 +297,7 @@ def test_a_nan_outside_the_scope_is_found_when_it_is_written(place: Path, capsys
     assert everything(place) == before
 
 
-@pytest.mark.parametrize("method", ["write", "write_rows"])
+@pytest.mark.parametrize("method", ["write", "write_flat"])
 def test_a_disk_that_becomes_full_leaves_nothing(
     method: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def write_model(folder: Path, noise: float, *, n_layers: int, vocabulary: int, f
                 writer.write(name, attention(name, shape, noise, number).to(torch.bfloat16))
             else:
                 for start, rows in blocks(shape):
-                    writer.write_rows(name, start, rows)
+                    writer.write_flat(name, start * shape[1], rows.flatten())
     return sum(file.stat().st_size for file in folder.iterdir())
 
 

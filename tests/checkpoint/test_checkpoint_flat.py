@@ -42,8 +42,6 @@ def test_blocks_out_of_turn_too_long_or_of_another_kind(tmp_path):
         writer.write_flat("w", 0, WEIGHT.reshape(-1)[:7])
         with pytest.raises(ValueError, match="at one go"):
             writer.write("w", WEIGHT)
-        with pytest.raises(ValueError, match="expected rows"):
-            writer.write_rows("w", 0, WEIGHT[:1])
         writer.write_flat("w", 7, WEIGHT.reshape(-1)[7:])
         writer.write("v", torch.ones(3))
     assert same_bits(open_checkpoint(tmp_path / "out")["w"], WEIGHT)

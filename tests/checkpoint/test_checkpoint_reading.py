@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoint_imitations import CONFIG, EVERY_KIND, make_folder, make_raw, make_sharded, raw_file, same_bits
 
-from isobasin.checkpoint import dtypes, open_checkpoint
+from isobasin.checkpoint import header, open_checkpoint
 from isobasin.errors import CheckpointError
 
 A, B = {"a": torch.ones(2, 3)}, {"b": torch.zeros(4)}
@@ -163,7 +163,7 @@ def test_a_hub_id_through_the_local_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 100, -1])
 def test_values_that_are_no_numbers(tmp_path, monkeypatch, dtype, value, place):
-    monkeypatch.setattr(dtypes, "_BLOCK", 37)
+    monkeypatch.setattr(header, "_BLOCK", 37)
     tensor = torch.ones(101, dtype=dtype)
     assert_holds(open_checkpoint(make_folder(tmp_path / "good", {"w": tensor})), {"w": tensor})
     tensor[place] = value
@@ -225,7 +225,7 @@ found = open_checkpoint(sys.argv[1])
 opened = peak()
 with CheckpointWriter(sys.argv[1] + "-copy", {"w": (torch.float32, (64, 2**19))}, config={}) as writer:
     for row in range(0, 64, 8):
-        writer.write_rows("w", row, found.rows("w", row, row + 8))
+        writer.write_flat("w", row * 2**19, found.rows("w", row, row + 8).flatten())
 by_rows = peak()
 found["w"]
 print(opened - start, by_rows - start, peak() - start)

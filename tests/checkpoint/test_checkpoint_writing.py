@@ -85,14 +85,15 @@ def test_any_sizes_any_shards_any_order(tmp_path_factory, sizes, max_size, seed)
         assert sum(held) <= max_size or sum(size > 0 for size in held) == 1
 
 
-def test_rows_interleaved_between_tensors(tmp_path):
+def test_blocks_interleaved_between_tensors(tmp_path):
     tensors = {"a": torch.randn(5, 3), "b": torch.randn(4, 2).bfloat16(), "none": torch.zeros(0, 2)}
+    a, b = tensors["a"].flatten(), tensors["b"].flatten()
     with CheckpointWriter(tmp_path / "out", infos_of(tensors), config=CONFIG) as writer:
-        for start in (0, 2):
-            writer.write_rows("a", start, tensors["a"][start : start + 2])
-            writer.write_rows("b", start, tensors["b"][start : start + 2])
-        writer.write_rows("none", 0, tensors["none"])
-        writer.write_rows("a", 4, tensors["a"][4:])
+        for start in (0, 4):
+            writer.write_flat("a", start, a[start : start + 4])
+            writer.write_flat("b", start, b[start : start + 4])
+        writer.write_flat("none", 0, tensors["none"].flatten())
+        writer.write_flat("a", 8, a[8:])
     found = open_checkpoint(tmp_path / "out")
     assert all(same_bits(found[name], tensors[name]) for name in tensors)
 
@@ -119,11 +120,11 @@ def test_our_own_mistakes_are_value_errors_and_leave_nothing(tmp_path):
         "expected .4, 2., once": [("write", "a", torch.ones(2, 4))],
         "once, at one go": [whole, whole],
         "as torch.float64: expected torch.float32": [("write", "a", tensors["a"].double())],
-        "from 0 on": [("write_rows", "a", 1, tensors["a"][1:])],
-        "from 2 on": [("write_rows", "a", 0, tensors["a"][:2]), ("write_rows", "a", 0, tensors["a"][:2])],
-        "block of shape .5, 2.": [("write_rows", "a", 0, torch.ones(5, 2))],
-        "block of shape .1, 3.": [("write_rows", "a", 0, torch.ones(1, 3))],
-        "rows 0:1 of 's'": [("write_rows", "s", 0, torch.ones(()))],
+        "from 0 on": [("write_flat", "a", 1, torch.ones(7))],
+        "from 2 on": [("write_flat", "a", 0, torch.ones(2)), ("write_flat", "a", 0, torch.ones(2))],
+        "numbers 0:9 of 'a'": [("write_flat", "a", 0, torch.ones(9))],
+        "numbers 0:8 of 'a'": [("write_flat", "a", 0, torch.ones(4, 2))],
+        "numbers 0:1 of 's'": [("write_flat", "s", 0, torch.ones(()))],
     }.items():
         with pytest.raises(ValueError, match=message):
             attempt(*steps)

@@ -258,7 +258,7 @@ def test_what_a_killed_worker_left_half_written_is_gone_after_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run itself goes on when a worker is killed, so it is the one to clear up."""
-    left = tmp_path / "out" / "done" / ".unfinished-pair-0-abc"
+    left = tmp_path / "out" / "done" / ".pair-0.isobasin-tmp-abc"
     monkeypatch.setattr("isobasin.study.run.execute", lambda *_, **__: left.mkdir(parents=True))
     run(["study", "run", str(written(tmp_path, TINY)), "-o", str(tmp_path / "out"), "--quiet"])
     assert left.parent.is_dir()

@@ -14,8 +14,7 @@ from PIL import Image
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.tasks import read_images, scaled
-from isobasin.tasks.corpora import KNOWN, NAMES, cut
-from isobasin.tasks.datasets import locate, open_dataset
+from isobasin.tasks.datasets import KNOWN, cut, locate, open_dataset
 
 
 def table(file: Path, rows: list[list[object]]) -> None:
@@ -155,16 +154,16 @@ def test_tiny_imagenet_has_a_list_for_its_validation(tmp_path: Path) -> None:
 
 def test_any_path_is_what_lies_there(tmp_path: Path) -> None:
     (tmp_path / "story.txt").write_text("once upon a time " * 40)
-    assert locate(str(tmp_path / "story.txt"), None) == "lm"
-    assert locate("story.txt", tmp_path) == "lm"
+    assert locate(str(tmp_path / "story.txt"), None)[0] == "lm"
+    assert locate("story.txt", tmp_path)[0] == "lm"
     table(tmp_path / "rows" / "train.csv", [["label", "text"], [0, "x y"]])
-    assert locate("rows", tmp_path) == "text"
+    assert locate("rows", tmp_path)[0] == "text"
     picture(tmp_path / "shots" / "train" / "a" / "1.png", (8, 8), 3)
-    assert locate("shots", tmp_path) == "image"
-    assert locate("digits", None) == "image"
+    assert locate("shots", tmp_path)[0] == "image"
+    assert locate("digits", None)[0] == "image"
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN))
+@pytest.mark.parametrize("name", sorted(name for name, known in KNOWN.items() if not known.shipped))
 def test_what_is_not_there_is_said_in_one_line_with_its_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +199,7 @@ def test_the_hub_is_asked_only_where_there_may_be_a_network(tmp_path: Path, monk
 
 
 def test_a_name_nobody_knows_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(IsobasinError, match=f"'mnits': no such file or folder.*{', '.join(NAMES)}"):
+    with pytest.raises(IsobasinError, match=f"'mnits': no such file or folder.*{', '.join(KNOWN)}"):
         open_dataset("mnits", tmp_path)
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(IsobasinError, match="too short"):

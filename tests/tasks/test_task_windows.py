@@ -10,7 +10,7 @@ import torch
 from task_subjects import TEXT, WORDS, byte_level_tokenizer, own, saved, word_tokenizer
 from torch import Tensor
 
-import isobasin.tasks.language as language
+import isobasin.tasks.loader as loader
 from isobasin.errors import IsobasinError
 from isobasin.tasks import IGNORED, Batch, Task, open_task
 from isobasin.tasks.tokenizer import ModelTokenizer
@@ -82,7 +82,7 @@ def test_blanks_at_the_start_are_no_empty_file(tmp_path: Path) -> None:
 def test_a_long_text_is_read_up_to_a_limit_that_the_settings_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language, "MAX_CHARACTERS", 50)
+    monkeypatch.setattr(loader, "MAX_CHARACTERS", 50)
     task = open_task(text(tmp_path, "a" * 200), [own(causal=True)], seq_len=10)
     assert (task.n_samples, task.settings["characters"]) == (5, 50)
     assert open_task(tmp_path / "x.txt", [own(causal=True)], seq_len=10, max_samples=15).n_samples == 15

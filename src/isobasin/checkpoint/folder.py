@@ -54,24 +54,15 @@ def find_folder(path: str | Path) -> Path:
         return folder
     if folder.exists():
         raise CheckpointError(f"{path} is a file, expected a checkpoint folder: give the folder it lies in")
-    snapshot = _cached_snapshot(str(path))
-    if snapshot is None:
+    try:
+        from huggingface_hub import snapshot_download  # half a second to import, and rarely needed
+
+        return Path(snapshot_download(str(path), local_files_only=True))
+    except (ImportError, OSError, ValueError) as error:  # not in the cache; not a hub id
         raise CheckpointError(
             f"{str(path)!r} is neither a folder nor a model in the local Hugging Face cache: "
             "check the path, or download it first (hf download ORG/NAME)"
-        )
-    return snapshot
-
-
-def _cached_snapshot(hub_id: str) -> Path | None:
-    try:
-        from huggingface_hub import snapshot_download  # half a second to import, and rarely needed
-    except ImportError:
-        return None
-    try:
-        return Path(snapshot_download(hub_id, local_files_only=True))
-    except (OSError, ValueError):  # not in the cache; not a hub id
-        return None
+        ) from error
 
 
 def find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
@@ -87,25 +78,16 @@ def _read_index(index: Path) -> tuple[list[Path], dict[str, Path]]:
     weight_map = read_object(index, unique=True).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map from tensors to files: re-download it")
-    files = {name: _shard(index, name) for name in sorted(map(_as_name, weight_map.values()))}
+    for name in weight_map.values():
+        if not isinstance(name, str) or not name.isprintable() or set(name) & set("/\\:") or name in ("", ".", ".."):
+            raise CheckpointError(
+                f"{index} names the file {name!r:.80}, expected a plain name in the same folder: do not trust it"
+            )
+    files = {name: index.parent / name for name in sorted(set(weight_map.values()))}
+    for file in files.values():
+        if not file.is_file():
+            raise CheckpointError(f"{file} is named in {index.name} but is not there: download the missing shard")
     return list(files.values()), {tensor: files[name] for tensor, name in weight_map.items()}
-
-
-def _as_name(value: object) -> str:
-    # A value that is not a string becomes a name that the check on names refuses.
-    return value if isinstance(value, str) else f"/{value!r}"
-
-
-def _shard(index: Path, name: str) -> Path:
-    is_plain = name.isprintable() and not set(name) & set("/\\:") and name not in ("", ".", "..")
-    if not is_plain:
-        raise CheckpointError(
-            f"{index} names the file {name!r:.80}, expected a plain name in the same folder: do not trust it"
-        )
-    file = index.parent / name
-    if not file.is_file():
-        raise CheckpointError(f"{file} is named in {index.name} but is not there: download the missing shard")
-    return file
 
 
 # -- documents --------------------------------------------------------------------------------------------------------

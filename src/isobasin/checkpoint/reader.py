@@ -10,9 +10,16 @@ from typing import Any
 
 import torch
 
-from isobasin.checkpoint.dtypes import SAFETENSORS_NAMES, check_finite, dtype_problem
 from isobasin.checkpoint.folder import find_folder, find_weights, read_object
-from isobasin.checkpoint.header import TensorInfo, check_name, nbytes, read_header
+from isobasin.checkpoint.header import (
+    SAFETENSORS_NAMES,
+    TensorInfo,
+    check_finite,
+    check_name,
+    dtype_problem,
+    nbytes,
+    read_header,
+)
 from isobasin.errors import CheckpointError
 
 _QUANTISED_KEYS = ("quantization_config", "compression_config")
@@ -137,60 +144,43 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         Only buffers may be infinite: a mask value of -1e9 is -inf in float16.
         """
         shape = self.infos[name].shape
-        return self._block(name, 0, shape[0] if shape else None, finite)
+        tensor = self.flat(name, 0, math.prod(shape)).reshape(shape)
+        if finite:
+            self.check(name, tensor)
+        return tensor
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """The block `start:stop` of the leading axis of tensor `name`; the other rows are not read."""
         shape = self.infos[name].shape
         if not shape or not 0 <= start <= stop <= shape[0]:
             raise ValueError(f"rows {start}:{stop} of tensor {name!r} with shape {shape}")
-        return self._block(name, start, stop, True)
+        n_columns = math.prod(shape[1:])
+        block = self.flat(name, start * n_columns, stop * n_columns).reshape(stop - start, *shape[1:])
+        self.check(name, block)
+        return block
 
     def flat(self, name: str, start: int, stop: int) -> torch.Tensor:
         """The numbers `start:stop` of the flattened tensor `name`, for blocks that do not follow the rows.
 
-        Values are not checked: the caller checks the result that it computes from them.
+        Values are not checked: the caller checks them, or the result that it computes from them.
         """
         info = self.infos[name]
         if not 0 <= start <= stop <= math.prod(info.shape):
             raise ValueError(f"numbers {start}:{stop} of tensor {name!r} with shape {info.shape}")
         with _read_errors(info.file):
             if info.offset is None:
-                return self._unpickled(name, 0, None).reshape(-1)[start:stop]
-            return self._numbers(info, start, stop)
+                self._check_stamp(info.file, info.file.stat())
+                return self._pickles.tensors(info.file)[name].reshape(-1)[start:stop].clone()
+            data = torch.empty((stop - start) * info.dtype.itemsize, dtype=torch.uint8)
+            with info.file.open("rb", buffering=0) as stream:
+                self._check_stamp(info.file, os.fstat(stream.fileno()))
+                stream.seek(info.offset + start * info.dtype.itemsize)
+                _fill(data.numpy().data, stream.readinto, info.file)
+            return data.view(info.dtype)
 
     def check(self, name: str, tensor: torch.Tensor) -> None:
         """Raise an error that names the file, if a `tensor` read from it holds NaN or infinite values."""
         check_finite(tensor, name, f"found in {self.infos[name].file}, repair or re-download it")
-
-    def _block(self, name: str, start: int, stop: int | None, finite: bool) -> torch.Tensor:
-        """Rows `start:stop`, or the whole tensor if `stop` is None."""
-        info = self.infos[name]
-        with _read_errors(info.file):
-            if info.offset is None:
-                block = self._unpickled(name, start, stop)
-            else:
-                shape = info.shape if stop is None else (stop - start, *info.shape[1:])
-                first = start * math.prod(info.shape[1:])
-                block = self._numbers(info, first, first + math.prod(shape)).reshape(shape)
-        if finite:
-            self.check(name, block)
-        return block
-
-    def _numbers(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-        assert info.offset is not None
-        data = torch.empty((stop - start) * info.dtype.itemsize, dtype=torch.uint8)
-        with info.file.open("rb", buffering=0) as stream:
-            self._check_stamp(info.file, os.fstat(stream.fileno()))
-            stream.seek(info.offset + start * info.dtype.itemsize)
-            _fill(data.numpy().data, stream.readinto, info.file)
-        return data.view(info.dtype)
-
-    def _unpickled(self, name: str, start: int, stop: int | None) -> torch.Tensor:
-        file = self.infos[name].file
-        self._check_stamp(file, file.stat())
-        tensor = self._pickles.tensors(file)[name]
-        return (tensor if stop is None else tensor[start:stop]).clone(memory_format=torch.contiguous_format)
 
     def _check_stamp(self, file: Path, found: os.stat_result) -> None:
         if _stamp(found) != self._stamps[file]:

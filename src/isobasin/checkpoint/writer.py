@@ -13,9 +13,8 @@ from typing import Any, Self
 
 import torch
 
-from isobasin.checkpoint.dtypes import SAFETENSORS_NAMES, check_finite
 from isobasin.checkpoint.folder import copy_companions, find_companions, without_code, write_object
-from isobasin.checkpoint.header import encode_header, nbytes
+from isobasin.checkpoint.header import SAFETENSORS_NAMES, check_finite, encode_header, nbytes
 from isobasin.errors import CheckpointError
 from isobasin.files import AtomicFolder, remove_stale
 
@@ -97,19 +96,7 @@ class CheckpointWriter:
         shape = self._infos[name][1]
         if tuple(tensor.shape) != shape or self._written[name] or name not in self._unwritten:
             raise ValueError(f"{name!r} of shape {tuple(tensor.shape)}: expected {shape}, once, at one go")
-        self._put(name, 0, tensor, finite=finite, last=True)
-
-    def write_rows(self, name: str, start: int, tensor: torch.Tensor) -> None:
-        """Write the next block of rows of a tensor; `start` is where its last block ended."""
-        shape = self._infos[name][1]
-        stop, n_columns = start + (tensor.shape[0] if tensor.ndim else 1), math.prod(shape[1:])
-        fits = bool(shape) and tuple(tensor.shape[1:]) == shape[1:] and stop <= shape[0]
-        if not fits or start * n_columns != self._written[name] or name not in self._unwritten:
-            raise ValueError(
-                f"rows {start}:{stop} of {name!r}, block of shape {tuple(tensor.shape)}: "
-                f"expected rows of {shape} from {self._written[name] // max(1, n_columns)} on"
-            )
-        self._put(name, start * n_columns, tensor, finite=True, last=stop == shape[0])
+        self._put(name, 0, tensor, finite=finite)
 
     def write_flat(self, name: str, start: int, tensor: torch.Tensor) -> None:
         """Write the next numbers of a flattened tensor; the caller has checked that they are finite."""
@@ -119,11 +106,11 @@ class CheckpointWriter:
             raise ValueError(
                 f"numbers {start}:{stop} of {name!r}: expected those of {size} from {self._written[name]} on"
             )
-        self._put(name, start, tensor, finite=False, last=stop == size)
+        self._put(name, start, tensor, finite=False)
 
-    def _put(self, name: str, start: int, tensor: torch.Tensor, *, finite: bool, last: bool) -> None:
-        """Write numbers of a flattened tensor from `start` on; `last` if it is complete then."""
-        dtype, _ = self._infos[name]
+    def _put(self, name: str, start: int, tensor: torch.Tensor, *, finite: bool) -> None:
+        """Write numbers of a flattened tensor from `start` on."""
+        dtype, shape = self._infos[name]
         if self._folder is None or tensor.dtype != dtype:
             raise ValueError(f"{name!r} as {tensor.dtype}: expected {dtype}, inside the `with` block")
         data = tensor.detach().cpu().contiguous().reshape(-1)
@@ -134,7 +121,7 @@ class CheckpointWriter:
         with self._disk_errors():
             write_at(self._folder.new / file, offset + start * dtype.itemsize, data.view(torch.uint8))
         self._written[name] = start + data.numel()
-        if last:
+        if self._written[name] == math.prod(shape):
             self._unwritten.remove(name)
 
     def _write_frame(self, folder: Path) -> None:

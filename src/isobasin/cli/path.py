@@ -152,8 +152,8 @@ def measure(
         check_disjoint(measured.data, reading, setup.learning, list(models.values()), seed=seed)
     hashes = {label: model_hash(model) for label, model in models.items()}
     cache = ResumeFile(output, "partial", _cache_key(hashes, task, reading, setup, models, seed, device))
-    if len(cache) and not quiet:
-        note(f"going on from {len(cache)} finished points")
+    if cache.n_found and not quiet:
+        note(f"going on from {cache.n_found} finished points")
     with ExitStack() as until_written:
         try:
             with _progress(quiet) as watch:

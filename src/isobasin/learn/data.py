@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from isobasin.errors import IsobasinError
-from isobasin.runtime import module_of
+from isobasin.runtime import module_of, vocabulary_size
 from isobasin.shapes import Int
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.tasks.source import digest
-from isobasin.tasks.task import is_own, name_of, task_kind, vocabulary_size, window_length
+from isobasin.tasks.task import name_of, task_kind, window_length
 from isobasin.tasks.tokenizer import open_tokenizer
 from isobasin.weights import Weights
 
@@ -205,7 +205,7 @@ def generate(
             ids = torch.tensor([list(prefix)] * count)
         else:
             ids = torch.randint(vocabulary_size(model), (count, 1), generator=rng)
-        next_logits = _next_logits(module, cached=not is_own(model))
+        next_logits = _next_logits(module, cached=not model.family.own)
         while ids.shape[1] < length:
             # Sampled on the CPU, where a generator gives the same numbers on every machine.
             probabilities = torch.softmax(next_logits(ids.to(device)).float(), -1).cpu()

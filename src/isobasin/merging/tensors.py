@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isobasin.checkpoint import CheckpointWriter
-from isobasin.checkpoint.dtypes import check_finite
+from isobasin.checkpoint import CheckpointWriter, check_finite
 from isobasin.errors import CheckpointError
 from isobasin.weights import Weights
 

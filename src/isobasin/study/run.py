@@ -206,7 +206,7 @@ def _locked(root: Path) -> Iterator[None]:
 def check_dataset(cell: Cell, root: Path | None) -> str:
     """Check that the data sets of a cell exist and fit its model; returns the kind of its own data set."""
     for name in dict.fromkeys([cell.pretrain["dataset"] or cell.dataset, cell.dataset]):
-        kind = locate(name, root)
+        kind, _, _ = locate(name, root)
         expected = _DATA_KINDS[cell.model]
         if kind != expected:
             raise IsobasinError(

@@ -13,10 +13,8 @@ then {"name": "<kind>-<key>", "result": …} for each result. Files beside resul
 """
 
 import json
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
-from isobasin.files import atomic_write, strict_json
+from isobasin.files import AtomicFolder, atomic_write, remove_temporary, strict_json
 from isobasin.path.provenance import source_commit
 
 from .plan import Job
@@ -32,7 +30,6 @@ from .plan import Job
 RESULT = "result.json"
 STUDY = "study.json"
 PACKED = ".jsonl"
-_UNFINISHED = ".unfinished-"
 _DONE = f"[!.]*/{RESULT}"  # unfinished results have a hidden name
 _PLAIN_LIST = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
 
@@ -41,24 +38,22 @@ _PLAIN_LIST = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
 class PendingResult:
     """Where a running job writes: `folder` is empty at first, `commit` turns it into the result."""
 
-    folder: Path
     job: Job
-    target: Path
+    place: AtomicFolder
+
+    @property
+    def folder(self) -> Path:
+        return self.place.new
 
     def commit(self, found: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        """Write result.json, flush all files to disk, and rename the folder to its final name."""
+        """Write result.json, and rename the folder to its final name."""
         files = sorted(path.name for path in self.folder.iterdir())
         took = round(seconds, 3)
         # A work function that times its own parts gives them as `seconds`; the total is then under `job`.
         about = {**_job_dict(self.job), "seconds": took, "git": source_commit()}
         result: dict[str, Any] = strict_json({"seconds": took, **found, "job": about, "files": files})
         write_json(self.folder / RESULT, result)
-        for path in self.folder.rglob("*"):
-            if path.is_file():
-                _sync(path)
-        if self.target.exists():  # its weights were dropped, and are needed again
-            shutil.rmtree(self.target)
-        os.rename(self.folder, self.target)
+        self.place.commit()
         return result
 
 
@@ -99,14 +94,9 @@ class Store:
     @contextmanager
     def writing(self, job: Job) -> Iterator[PendingResult]:
         """A temporary folder to write into. It is removed unless `commit` was called."""
-        done = self.root / "done"
-        done.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{job.name}-", dir=done))
-        folder.chmod(0o755)  # mkdtemp gives permissions to the owner only
-        try:
-            yield PendingResult(folder, job, self.folder(job))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        (self.root / "done").mkdir(parents=True, exist_ok=True)
+        with AtomicFolder(self.folder(job)) as place:
+            yield PendingResult(job, place)
 
     def failure(self, job: Job) -> dict[str, Any] | None:
         """The recorded failure of a job, in this run or an earlier one."""
@@ -135,8 +125,7 @@ class Store:
 
     def remove_unfinished(self) -> None:
         """Remove the temporary folders of killed workers. Only the run that holds the lock may do this."""
-        for path in (self.root / "done").glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(path, ignore_errors=True)
+        remove_temporary(self.root / "done")
 
     def _failed(self, job: Job) -> Path:
         return self.root / "failed" / f"{job.name}.json"
@@ -242,8 +231,3 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: holds {type(found).__name__}, expected an object; delete it to have it made again"
         )
     return found
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -9,32 +9,36 @@
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
-from isobasin.tasks import corpora
-from isobasin.tasks.corpora import KnownDataset
-from isobasin.tasks.images import PictureFiles, scale_pixels
-from isobasin.tasks.source import chosen, digest, read_bytes
+from isobasin.tasks.images import Images, PictureFiles, pillow, read_images, scale_pixels
+from isobasin.tasks.source import DataError, chosen, digest, load_from_hub, read_bytes
 from isobasin.tasks.task import Batch, Task
-from isobasin.tasks.text import is_table
-from isobasin.tasks.tokenizer import VOCABULARIES, Vocabulary, make_vocabulary
+from isobasin.tasks.text import Label, Table, find_table, is_table, read_table
+from isobasin.tasks.tokenizer import PAD, UNKNOWN, VOCABULARIES, Vocabulary, make_vocabulary
 
 ACCELERATOR_BATCHES = 4  # batches that an accelerator evaluates at once, so that launching kernels does not dominate
 _DEFAULT_LENGTH = 256  # tokens
 _BATCH_SIZES = {"image": 250, "text": 64, "lm": 32}
 _VOCABULARY_BYTES = 4 * 2**20  # of a long text, from which a vocabulary is made
 _MAX_HASHED_FILES = 64  # of more files, only names and sizes are hashed
+_MEGABYTE = 10**6
+_DEFAULT_SIDE = 224  # of pictures that differ in size
+_TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".raw", ".tokens")
+_PARTS = {"train": ("train",), "valid": ("valid", "val", "dev", "heldout"), "test": ("test", "heldout")}
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Dataset:
 
     @property
     def pad(self) -> int | None:
-        return self.vocabulary.pad if self.kind == "text" and self.vocabulary else None
+        return PAD if self.kind == "text" else None
 
     def task(
         self, split: str = "test", *, samples: int | None = None, batch_size: int | None = None, seed: int = 0
@@ -113,83 +117,32 @@ def eval_batch_size(kind: str, device: str) -> int:
     return _BATCH_SIZES[kind] * (1 if device == "cpu" else ACCELERATOR_BATCHES)
 
 
-def open_dataset(
-    name: str,
-    root: Path | None,
-    *,
-    sequence: int | None = None,
-    vocabulary: Vocabulary | None = None,
-    side: int | None = None,
-) -> Dataset:
+@lru_cache(maxsize=2)  # several jobs in one process read the same data
+def open_dataset(name: str, root: Path | None, *, sequence: int | None = None, side: int | None = None) -> Dataset:
     """A data set by name, or a file or folder by path, absolute or under the root.
 
-    `NAME:VOCABULARY` chooses how text is tokenised: `imdb:words-30000`, `shakespeare:characters`, `wikitext-103:bpe`;
-    or `vocabulary` is an existing one, such as that of a pretrained model. `sequence` is the number of tokens of a
-    row or window; images are resized to `side` × `side` pixels.
+    `NAME:VOCABULARY` chooses how text is tokenised: `imdb:words-30000`, `shakespeare:characters`, `wikitext-103:bpe`.
+    `sequence` is the number of tokens of a row or window; images are resized to `side` × `side` pixels.
     """
-    length = _DEFAULT_LENGTH if sequence is None else sequence
-    opener = _open if vocabulary is None else _open.__wrapped__  # not cached
-    return opener(name, root, length, vocabulary, side)
-
-
-def locate(name: str, root: Path | None) -> str:
-    """The kind of a data set (image, text or lm), without reading it; an error if it is not there."""
-    return _find(name, root)[0].kind
-
-
-def open_labelled_texts(name: str, root: Path | None) -> corpora.LabelledTexts:
-    """Labelled text before it is tokenised."""
-    known, place = _find(name, root)
-    if known.kind != "text":
-        raise IsobasinError(f"data set {name!r} is {known.kind}, expected labelled text")
-    return corpora.read_labelled_texts(place)
-
-
-@lru_cache(maxsize=2)  # several jobs in one process read the same data
-def _open(name: str, root: Path | None, length: int, vocabulary: Vocabulary | None, side: int | None) -> Dataset:
-    known, place = _find(name, root)
-    if known.kind == "image":
+    kind, place, words = locate(name, root)
+    if kind == "image":
         return _open_images(name, place, side)
+    length = _DEFAULT_LENGTH if sequence is None else sequence
     if length < 1:
         raise IsobasinError(f"data set {name!r}: sequence {length}, expected 1 or more tokens")
-    opener = _open_texts if known.kind == "text" else _open_long_text
-    return opener(name, place, length, vocabulary, known.vocabulary)
+    return (_open_texts if kind == "text" else _open_long_text)(name, place, length, words)
 
 
-def _find(name: str, root: Path | None) -> tuple[KnownDataset, Path | str]:
-    """The description of a data set, with the vocabulary that its name requests, and its place."""
-    plain, _, words = name.rpartition(":")
-    if not plain or words.partition("-")[0] not in VOCABULARIES:
-        plain, words = name, ""
-    place: Path | str
-    if plain in corpora.SHIPPED:
-        known, place = corpora.SHIPPED[plain], shipped({"digits": "mnist"}.get(plain, plain))
-    elif plain in corpora.KNOWN:
-        known, place = corpora.KNOWN[plain], corpora.find(plain, corpora.KNOWN[plain], root)
-    else:
-        known, place = _detect(name, [Path(plain), *([root / plain] if root is not None else [])])
-    return replace(known, vocabulary=words or known.vocabulary), place
-
-
-def _detect(name: str, places: Sequence[Path]) -> tuple[KnownDataset, Path]:
-    """The first place that exists, and what it holds.
-
-    A table for each split, or reviews in folders, are labelled text; text files one long text; anything else images.
-    """
-    place = next((place for place in places if place.exists()), None)
-    if place is None:
-        names = ", ".join(corpora.NAMES)
-        raise IsobasinError(f"data set {name!r}: no such file or folder, and no known name; known: {names}")
-    if (place / "train" / "pos").is_dir() or (place.is_dir() and is_table(place)):
-        return KnownDataset("text", (), vocabulary="words"), place
-    pattern = re.compile(r".*\.(txt|text|md|raw|tokens)|enwik\d+|[^.]+")
-    files = [place] if place.is_file() else [f for f in place.iterdir() if f.is_file()]
-    texts = (f for f in files if pattern.fullmatch(f.name) and "ubyte" not in f.name and "batch" not in f.name)
-    return KnownDataset("lm" if any(texts) else "image", ()), place
+def open_labelled_texts(name: str, root: Path | None) -> "LabelledTexts":
+    """Labelled text before it is tokenised."""
+    kind, place, _ = locate(name, root)
+    if kind != "text":
+        raise IsobasinError(f"data set {name!r} is {kind}, expected labelled text")
+    return _read_labelled_texts(place)
 
 
 def _open_images(name: str, place: Path | str, side: int | None) -> Dataset:
-    (x, y, seen), (tx, ty, held) = (corpora.read_pixels(place, split, side) for split in ("train", "test"))
+    (x, y, seen), (tx, ty, held) = (_read_pixels(place, split, side) for split in ("train", "test"))
     if x.shape[1:] != tx.shape[1:]:
         raise IsobasinError(f"data set {name!r}: training pictures {tuple(x.shape[1:])}, test {tuple(tx.shape[1:])}")
     if (seen.classes or ()) != (held.classes or ()):
@@ -202,9 +155,9 @@ def _open_images(name: str, place: Path | str, side: int | None) -> Dataset:
     return Dataset(name, "image", Split(x, y), Split(tx, ty), None, n_classes, None, image, None, facts)
 
 
-def _open_texts(name: str, place: Path | str, length: int, vocabulary: Vocabulary | None, words: str) -> Dataset:
-    rows = corpora.read_labelled_texts(place)
-    used = vocabulary or make_vocabulary(words, rows.train[0])
+def _open_texts(name: str, place: Path | str, length: int, words: str) -> Dataset:
+    rows = _read_labelled_texts(place)
+    used = make_vocabulary(words, rows.train[0])
     train, test = (Split(used.rows(texts, length), torch.tensor(y)) for texts, y in (rows.train, rows.test))
     content = _hashes(rows.files) or {"text": digest(t.encode() for t in (*rows.train[0], *rows.test[0]))}
     facts = {"name": name, "train": len(train), "test": len(test), "classes": len(rows.classes), "files": content}
@@ -212,10 +165,10 @@ def _open_texts(name: str, place: Path | str, length: int, vocabulary: Vocabular
     return Dataset(name, "text", train, test, None, len(rows.classes), used, None, length, facts)
 
 
-def _open_long_text(name: str, place: Path | str, length: int, vocabulary: Vocabulary | None, words: str) -> Dataset:
-    text = corpora.read_text_parts(place)
+def _open_long_text(name: str, place: Path | str, length: int, words: str) -> Dataset:
+    text = _read_text_parts(place)
     sample = text.train[:_VOCABULARY_BYTES].decode("utf-8", "replace").splitlines(keepends=True)
-    used = vocabulary or make_vocabulary(words, sample)
+    used = make_vocabulary(words, sample)
     train, valid, test = (Split(used.stream(part), None) for part in (text.train, text.valid, text.test))
     for part in (train, test):
         if len(part) <= length:
@@ -246,30 +199,249 @@ def model_inputs(inputs: Tensor) -> Tensor:
     return inputs if inputs.is_floating_point() else inputs.long()
 
 
+# -- known data sets -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KnownDataset:
+    """A data set that is known by name: its kind, its possible paths under the data root, its id on the hub."""
+
+    kind: str  # image, text or lm
+    places: tuple[str, ...] = ()
+    hub: str | None = None  # `owner/name`, or `owner/name:configuration`
+    shipped: str | None = None  # its name among the data inside the package
+
+
+_LM1B = "1-billion-word-language-modeling-benchmark-r13output"
+KNOWN = {
+    "digits": KnownDataset("image", shipped="mnist"),
+    "shakespeare": KnownDataset("lm", shipped="shakespeare"),
+    "mnist": KnownDataset("image", ("MNIST", "mnist"), "ylecun/mnist"),
+    "fashion-mnist": KnownDataset(
+        "image", ("FashionMNIST", "fashion-mnist", "fashion_mnist"), "zalando-datasets/fashion_mnist"
+    ),
+    "cifar10": KnownDataset("image", ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10"), "uoft-cs/cifar10"),
+    "cifar100": KnownDataset("image", ("cifar-100-python", "cifar-100-binary", "cifar100"), "uoft-cs/cifar100"),
+    "tiny-imagenet": KnownDataset("image", ("tiny-imagenet-200", "tiny-imagenet"), "zh-plus/tiny-imagenet"),
+    "imagenet": KnownDataset("image", ("imagenet", "ILSVRC/Data/CLS-LOC", "ILSVRC2012"), "ILSVRC/imagenet-1k"),
+    "ag_news": KnownDataset("text", ("ag_news", "ag_news_csv"), "fancyzhx/ag_news"),
+    "imdb": KnownDataset("text", ("imdb", "aclImdb"), "stanfordnlp/imdb"),
+    "dbpedia": KnownDataset("text", ("dbpedia", "dbpedia_csv", "dbpedia_14"), "fancyzhx/dbpedia_14"),
+    "enwik8": KnownDataset("lm", ("enwik8/enwik8", "enwik8")),
+    "wikitext-103": KnownDataset(
+        "lm", ("wikitext-103-raw", "wikitext-103", "wikitext"), "Salesforce/wikitext:wikitext-103-raw-v1"
+    ),
+    "one-billion-word": KnownDataset("lm", (_LM1B, "one-billion-word", "lm1b"), "billion-word-benchmark/lm1b"),
+    "tinyshakespeare": KnownDataset("lm", ("tinyshakespeare/input.txt", "tinyshakespeare")),
+}
+
+
+def locate(name: str, root: Path | None) -> tuple[str, Path | str, str]:
+    """The kind of a data set (image, text or lm), its path or hub id, and its vocabulary; nothing is read yet."""
+    plain, _, words = name.rpartition(":")
+    if not plain or words.partition("-")[0] not in VOCABULARIES:
+        plain, words = name, ""
+    if known := KNOWN.get(plain):
+        kind, place = known.kind, shipped(known.shipped) if known.shipped else _find(plain, known, root)
+    else:
+        kind, place = _detect(name, [Path(plain), *([root / plain] if root is not None else [])])
+    return kind, place, words or ("words" if kind == "text" else "bytes")
+
+
+def _find(name: str, known: KnownDataset, root: Path | None) -> Path | str:
+    """The first of its paths that exists under the root; otherwise the id on the hub, unless HF_HUB_OFFLINE is set."""
+    for place in known.places:
+        if root is not None and (root / place).exists():
+            return root / place
+    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    if known.hub is not None and not offline:
+        return known.hub
+    where = "no data root was given" if root is None else f"not under {root}"
+    raise IsobasinError(f"data set {name!r}: {where}; expected {' or '.join(known.places)} there: give --data ROOT")
+
+
+def _detect(name: str, places: Sequence[Path]) -> tuple[str, Path]:
+    """The first place that exists, and the kind of data in it.
+
+    A table for each split, or reviews in folders, are labelled text; text files one long text; anything else images.
+    """
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        names = ", ".join(KNOWN)
+        raise IsobasinError(f"data set {name!r}: no such file or folder, and no known name; known: {names}")
+    if (place / "train" / "pos").is_dir() or (place.is_dir() and is_table(place)):
+        return "text", place
+    pattern = re.compile(r".*\.(txt|text|md|raw|tokens)|enwik\d+|[^.]+")
+    files = [place] if place.is_file() else [f for f in place.iterdir() if f.is_file()]
+    texts = (f for f in files if pattern.fullmatch(f.name) and "ubyte" not in f.name and "batch" not in f.name)
+    return "lm" if any(texts) else "image", place
+
+
+# -- labelled text ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts and classes 0 … n − 1 of both splits, the names of the classes, and the files that were read."""
+
+    train: tuple[tuple[str, ...], tuple[int, ...]]
+    test: tuple[tuple[str, ...], tuple[int, ...]]
+    classes: tuple[str, ...]
+    files: tuple[Path, ...] = ()
+
+
+def _read_labelled_texts(place: Path | str) -> LabelledTexts:
+    """A folder with a table for each split, folders `pos` and `neg` (aclImdb), or an id on the hub."""
+    if isinstance(place, str):
+        return _numbered([read_table(place, split=split) for split in ("train", "test")])
+    if (place / "train" / "pos").is_dir():
+        return LabelledTexts(_reviews(place / "train"), _reviews(place / "test"), ("neg", "pos"))
+    if not place.is_dir():
+        raise DataError(place, "one table; labelled text comes in two: a folder with train.csv and test.csv")
+    files = []
+    for split in ("train", "test"):
+        if (found := find_table(place, split)) is None:
+            raise DataError(place, f"no table, or several, for the split {split!r}; expected {split}.csv")
+        files.append(found)
+    return _numbered([read_table(file) for file in files], tuple(files))
+
+
+def _numbered(tables: Sequence[Table], files: tuple[Path, ...] = ()) -> LabelledTexts:
+    """Number the classes of both splits in the order of their numbers or names."""
+    known = sorted({label for table in tables for label in table.labels}, key=_rank)
+    numbers = {label: i for i, label in enumerate(known)}
+    train, test = ((t.texts, tuple(numbers[label] for label in t.labels)) for t in tables)
+    return LabelledTexts(train, test, tuple(map(str, known)), files)
+
+
+def _rank(label: Label) -> tuple[int, str]:
+    text = str(label)
+    return (int(text), "") if text.lstrip("-").isdecimal() else (2**62, text)
+
+
+def _reviews(folder: Path) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """One split of aclImdb: neg/*.txt and pos/*.txt, a file for each review."""
+    found = [(f, i) for i, kind in enumerate(("neg", "pos")) for f in sorted((folder / kind).glob("*.txt"))]
+    if not found:
+        raise DataError(folder, "no reviews; expected neg/*.txt and pos/*.txt")
+    return tuple(read_bytes(f).decode("utf-8", "replace") for f, _ in found), tuple(i for _, i in found)
+
+
+# -- long text -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextParts:
+    """The bytes of the training, validation and test part of a text, and the files that were read."""
+
+    train: bytes
+    valid: bytes
+    test: bytes
+    files: tuple[Path, ...] = ()
+
+
+def _read_text_parts(place: Path | str) -> TextParts:
+    """A text file, which is cut into parts; a folder with a file (or folder) for each part; or an id on the hub."""
+    if isinstance(place, str):
+        return _from_hub(place)
+    if place.is_file():
+        return cut(read_bytes(place), (place,), enwik8=place.stem.startswith("enwik8"))
+    found = {part: _part_files(place, names) for part, names in _PARTS.items()}
+    if found["train"] and found["test"]:
+        valid = found["valid"] or found["test"]
+        files = tuple(dict.fromkeys((*found["train"], *valid, *found["test"])))
+        train, held_out, test = (b"".join(map(read_bytes, part)) for part in (found["train"], valid, found["test"]))
+        return TextParts(train, held_out, test, files)
+    if is_table(place):
+        raise DataError(place, "a folder of tables, which a language model does not read; give text files")
+    everything = [f for f in sorted(place.rglob("*")) if f.is_file() and f.suffix in _TEXT_SUFFIXES]
+    if not everything or any(_is_named(f.name, names) for f in everything for names in _PARTS.values()):
+        raise DataError(place, "expected text files for training and for tests, such as wiki.train.tokens")
+    return cut(b"\n".join(map(read_bytes, everything)), tuple(everything))
+
+
+def _part_files(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The file of a part (wiki.train.tokens, train.txt), or all files of its folder (training-…)."""
+    for path in sorted(folder.iterdir()):
+        if _is_named(path.name, names):
+            if path.is_dir():
+                return sorted(f for f in path.iterdir() if f.is_file())
+            if path.suffix in _TEXT_SUFFIXES:
+                return [path]
+    return []
+
+
+def _is_named(name: str, names: Sequence[str]) -> bool:
+    return name.lower().startswith(tuple(names)) or any(word in names for word in name.lower().split("."))
+
+
+def cut(content: bytes, files: tuple[Path, ...] = (), *, enwik8: bool = False) -> TextParts:
+    """Cut a text into 90 %, 5 % and 5 %; of an incomplete enwik8 the last two megabytes are validation and test.
+
+    >>> [len(part) for part in (lambda t: (t.train, t.valid, t.test))(cut(bytes(1000)))]
+    [900, 50, 50]
+    """
+    incomplete = enwik8 and len(content) != 100 * _MEGABYTE
+    last = _MEGABYTE if incomplete and len(content) > 4 * _MEGABYTE else len(content) // 20
+    if last < 2:
+        raise IsobasinError(f"a text of {len(content)} bytes is too short to be cut into training and test")
+    return TextParts(content[: -2 * last], content[-2 * last : -last], content[-last:], files)
+
+
+def _from_hub(name: str) -> TextParts:
+    try:
+        found = load_from_hub(name)
+        parts = {split: "\n".join(found[split]["text"]).encode() for split in found}
+    except Exception as error:  # the library and the network raise errors of many kinds
+        why = f"{error!s:.120}".replace("\n", " ")
+        raise IsobasinError(f"data set {name!r} is not to be had from the hub ({why}): give --data ROOT") from error
+    return TextParts(parts["train"], parts.get("validation", parts["test"]), parts["test"])
+
+
+# -- images ----------------------------------------------------------------------------------------------------------
+
+
+def _read_pixels(place: Path | str, split: str, side: int | None) -> tuple[Tensor, Tensor, Images]:
+    """Pixels uint8 (N, channels, height, width), classes int64, and the images as read.
+
+    `side` resizes the images to a square; images that differ in size are resized anyway.
+    """
+    images = read_images(place, split)
+    pixels = images.pixels
+    if not isinstance(pixels, np.ndarray):
+        sizes = {pixels[i].shape[:2] for i in range(min(len(pixels), 64))}
+        same = len(sizes) == 1 and sizes == {(size[0],) * 2 for size in sizes}
+        side = side or (next(iter(sizes))[0] if same else _DEFAULT_SIDE)
+    if side is not None and not (isinstance(pixels, np.ndarray) and pixels.shape[1:3] == (side, side)):
+        channels = 1 if isinstance(pixels, np.ndarray) and pixels.shape[3] == 1 else 3
+        pixels = np.stack([_resized(pixels[i], side, channels) for i in range(len(pixels))])
+    assert isinstance(pixels, np.ndarray)
+    if pixels.shape[1] != pixels.shape[2]:
+        raise DataError(place, f"pictures of {pixels.shape[1]} × {pixels.shape[2]}; a square is expected: give a side")
+    planes = torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).contiguous()
+    return planes, torch.as_tensor(images.labels, dtype=torch.int64), images
+
+
+def _resized(picture: np.ndarray, side: int, channels: int) -> np.ndarray:
+    """The centre square, as `side` × `side` pixels."""
+    image = pillow()
+    wide = picture if picture.shape[2] == channels else picture.repeat(channels, axis=2)
+    if wide.shape[:2] == (side, side):
+        return wide
+    found = image.fromarray(wide[:, :, 0] if channels == 1 else wide)
+    short = min(found.size)
+    left, top = (found.width - short) // 2, (found.height - short) // 2
+    square = found.resize((side, side), image.Resampling.BILINEAR, box=(left, top, left + short, top + short))
+    return np.asarray(square).reshape(side, side, channels)
+
+
 # -- augmentation ----------------------------------------------------------------------------------------------------
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]  # random numbers are drawn from the generator only
-AUGMENTATIONS = ("none", "shift", "flip-crop", "drop-words")
-_DROPPED_SHARE = 0.2  # of words
-_CHANGES = {"shift": "image", "flip-crop": "image", "drop-words": "text"}
 
 
-def augmentation(name: str, kind: str | None = None) -> Augmentation | None:
-    """An augmentation by name: `shift` by a pixel, `flip-crop`, `drop-words`, or `none` (returns None).
-
-    If `kind` (image, text or lm) is given, the augmentation must suit data of this kind.
-    """
-    if name not in AUGMENTATIONS:
-        raise IsobasinError(f"augment {name!r} is unknown, expected one of {', '.join(AUGMENTATIONS)}")
-    if kind is not None and _CHANGES.get(name, kind) != kind:
-        raise IsobasinError(f"augment {name!r} changes {_CHANGES[name]} data, but these are {kind}; use none")
-    return {"shift": shifted(by=1), "flip-crop": flipped_and_cropped(by=4), "drop-words": dropped(_DROPPED_SHARE)}.get(
-        name
-    )
-
-
-def shifted(by: int, fill: float = -1.0) -> Augmentation:
-    """Shift each image of a batch by up to `by` pixels in both directions; new pixels are `fill` (−1 is black).
+def shifted(by: int) -> Augmentation:
+    """Shift each image of a batch by up to `by` pixels in both directions; new pixels are −1, which is black.
 
     >>> picture = torch.zeros(1, 1, 2, 2)
     >>> shifted(1)(picture, torch.Generator().manual_seed(0)).shape
@@ -284,15 +456,15 @@ def shifted(by: int, fill: float = -1.0) -> Augmentation:
         rows = moves[0] + torch.arange(height, device=images.device)  # (n, height)
         columns = moves[1] + torch.arange(width, device=images.device)  # (n, width)
         number = torch.arange(n, device=images.device)[:, None, None]
-        wide = F.pad(images, (by,) * 4, value=fill).movedim(1, -1)  # (n, height + 2 by, width + 2 by, channels)
+        wide = F.pad(images, (by,) * 4, value=-1.0).movedim(1, -1)  # (n, height + 2 by, width + 2 by, channels)
         return wide[number, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
 
     return shift
 
 
-def flipped_and_cropped(by: int, fill: float = -1.0) -> Augmentation:
+def flipped_and_cropped(by: int) -> Augmentation:
     """Mirror each image with probability ½, then shift it, as is usual for CIFAR."""
-    shift = shifted(by, fill)
+    shift = shifted(by)
 
     def change(images: Tensor, generator: torch.Generator) -> Tensor:
         mirrored = (torch.rand(len(images), generator=generator, device="cpu") < 0.5).to(images.device)
@@ -301,7 +473,7 @@ def flipped_and_cropped(by: int, fill: float = -1.0) -> Augmentation:
     return change
 
 
-def dropped(share: float, *, pad: int = 0, unknown: int = 1) -> Augmentation:
+def dropped(share: float) -> Augmentation:
     """Replace each word by the unknown word with probability `share`; padding stays.
 
     >>> dropped(0.5)(torch.tensor([[5, 6, 7, 0]]), torch.Generator().manual_seed(0)).tolist()
@@ -312,6 +484,30 @@ def dropped(share: float, *, pad: int = 0, unknown: int = 1) -> Augmentation:
 
     def drop(tokens: Tensor, generator: torch.Generator) -> Tensor:
         chance = torch.rand(tokens.shape, generator=generator, device="cpu").to(tokens.device)
-        return torch.where((chance < share) & (tokens != pad), unknown, tokens)
+        return torch.where((chance < share) & (tokens != PAD), UNKNOWN, tokens)
 
     return drop
+
+
+# The kind of data that each changes, and the function.
+_AUGMENTATIONS = {
+    "shift": ("image", shifted(by=1)),
+    "flip-crop": ("image", flipped_and_cropped(by=4)),
+    "drop-words": ("text", dropped(0.2)),
+}
+AUGMENTATIONS = ("none", *_AUGMENTATIONS)
+
+
+def augmentation(name: str, kind: str | None = None) -> Augmentation | None:
+    """An augmentation by name: `shift` by a pixel, `flip-crop`, `drop-words`, or `none` (returns None).
+
+    If `kind` (image, text or lm) is given, the augmentation must suit data of this kind.
+    """
+    if name not in AUGMENTATIONS:
+        raise IsobasinError(f"augment {name!r} is unknown, expected one of {', '.join(AUGMENTATIONS)}")
+    if name == "none":
+        return None
+    changed, found = _AUGMENTATIONS[name]
+    if kind not in (None, changed):
+        raise IsobasinError(f"augment {name!r} changes {changed} data, but these are {kind}; use none")
+    return found

@@ -1,14 +1,15 @@
-"""Readers of labelled images: MNIST's IDX files, CIFAR's batches, a folder of picture files per class, `datasets`."""
+"""Labelled images: MNIST's IDX files, CIFAR's batches, a folder of pictures per class, `datasets`; pixels of models."""
 
 import gzip
 import io
+import json
 import math
 import pickle
 import re
 import struct
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
+from isobasin.runtime import image_shape, quiet_transformers
 from isobasin.shapes import Float, Int
 from isobasin.tasks.source import DataError, check_exists, is_dataset, load_split, read_bytes
+from isobasin.tasks.task import agreed, name_of
 from isobasin.tasks.text import folder_classes
+from isobasin.weights import Weights
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,11 +46,17 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def content(self, i: int) -> bytes:
-        """The bytes of the file of an image, or of its pixels."""
-        if isinstance(self.pixels, PictureFiles):
-            return self.pixels.content(i)
-        return np.ascontiguousarray(self.pixels[i]).tobytes()
+    def contents(self, used: Sequence[int], reader: "PixelReader") -> Iterator[bytes]:
+        """The bytes of the file of each image, or of its pixels; sizes are checked before anything is computed."""
+        for i in used:
+            if isinstance(self.pixels, PictureFiles):
+                content = self.pixels.content(i)
+                reader.check_size(self.pixels.size(i, content))
+                yield content
+            else:
+                if isinstance(self.pixels, np.ndarray):
+                    reader.check_size(self.pixels.shape[1:3])
+                yield np.ascontiguousarray(self.pixels[i]).tobytes()
 
     def targets(self, n_classes: int, names: Mapping[str, int], data: Path) -> Int[np.ndarray, " images"]:
         """The class of each image in the numbering of the model."""
@@ -109,6 +119,100 @@ def scale_pixels(pixels: Tensor) -> Tensor:
 def scaled(pixels: np.ndarray) -> Float[Tensor, "images channels height width"]:
     """The same for bytes (images, height, width, channels)."""
     return scale_pixels(torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2))
+
+
+# -- pixels for a model ------------------------------------------------------------------------------------------------
+
+PROCESSOR = "preprocessor_config.json"
+
+
+@dataclass(frozen=True)
+class PixelReader:
+    """Converts images (height, width, channels) to the pixels (channels, height, width) that the model reads.
+
+    Without a processor an image must have the size that the model reads: how to resize it is unknown.
+    """
+
+    shape: tuple[int, int, int]
+    data: Path
+    processor: Any = None
+    name: str = "(x/255 - 0.5)/0.5"
+    content: str = "scaled"
+
+    def check_size(self, size: tuple[int, int]) -> None:
+        if self.processor is None and size != self.shape[1:]:
+            raise DataError(
+                self.data,
+                f"a picture of {size[0]} × {size[1]}, but the model reads {self.shape[1]} × {self.shape[2]} and has no "
+                f"{PROCESSOR}; resize the pictures",
+            )
+
+    def read(self, pictures: Sequence[np.ndarray]) -> Float[Tensor, "images channels height width"]:
+        for picture in pictures:
+            self.check_size((picture.shape[0], picture.shape[1]))
+        converted = [_with_channels(picture, self.shape[0], self.data) for picture in pictures]
+        return scaled(np.stack(converted)) if self.processor is None else self._processed(converted)
+
+    def _processed(self, pictures: list[np.ndarray]) -> Tensor:
+        try:
+            outputs = self.processor(images=pictures, return_tensors="pt", input_data_format="channels_last")
+            pixels: Tensor = outputs["pixel_values"].to(torch.float32)
+        except Exception as error:  # a processor raises errors of many kinds for inconsistent settings
+            raise IsobasinError(
+                f"{PROCESSOR}: the image processor fails ({type(error).__name__}: {error!s:.160}); correct it"
+            ) from error
+        if tuple(pixels.shape[1:]) != self.shape:
+            raise IsobasinError(
+                f"{PROCESSOR}: makes pixels {tuple(pixels.shape[1:])}, the model reads {self.shape}; correct its size"
+            )
+        return pixels
+
+
+def _with_channels(picture: np.ndarray, channels: int, data: Path) -> np.ndarray:
+    """The image in grey for one channel, or in colour for three."""
+    found = picture.shape[2]
+    if found == channels:
+        return picture
+    if (found, channels) == (1, 3):
+        return picture.repeat(3, axis=2)
+    if (found, channels) == (3, 1):
+        return np.asarray(pillow().fromarray(picture).convert("L"))[:, :, None]
+    raise DataError(data, f"pictures of {found} channels, but the model reads {channels}")
+
+
+def open_pixel_reader(models: Sequence[Weights], data: Path) -> PixelReader:
+    """The image processor in the folders of the models, or plain scaling; the processors must agree."""
+    shape = agreed(models, "images", image_shape)
+    found = [(weights, settings) for weights in models if (settings := _processor_settings(weights)) is not None]
+    for weights, settings in found[1:]:
+        if settings != found[0][1]:
+            raise IsobasinError(
+                f"{name_of(weights)}: its {PROCESSOR} differs from that of {name_of(found[0][0])}; expected one way "
+                "to read pictures: copy one over the other"
+            )
+    if not found:
+        return PixelReader(shape, data)
+    weights, settings = found[0]
+    pillow()
+    try:
+        options = {"local_files_only": True, "trust_remote_code": False}
+        processor = quiet_transformers().AutoImageProcessor.from_pretrained(str(weights.path), **options)
+    except Exception as error:  # transformers raises errors of many kinds for a damaged file
+        raise IsobasinError(
+            f"{name_of(weights)}: transformers makes no image processor of its {PROCESSOR} ({error!s:.160}); correct it"
+        ) from error
+    name, content = str(settings.get("image_processor_type", PROCESSOR)), json.dumps(settings, sort_keys=True)
+    return PixelReader(shape, data, processor, name, content)
+
+
+def _processor_settings(weights: Weights) -> dict[str, Any] | None:
+    if weights.family.own or weights.path is None or not (weights.path / PROCESSOR).is_file():
+        return None
+    try:
+        found = json.loads(read_bytes(weights.path / PROCESSOR))
+    except ValueError as error:
+        raise IsobasinError(f"{weights.path / PROCESSOR}: not JSON ({error}); correct it") from error
+    return found if isinstance(found, dict) else {}
 
 
 # -- picture files -----------------------------------------------------------------------------------------------------

@@ -1,25 +1,49 @@
-"""Data for given models: a task from a file or folder, and batches of unlabeled inputs."""
+"""Data for given models: language modelling and classification from a file or folder, and unlabeled inputs."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from isobasin.runtime import Inputs
-from isobasin.tasks.classification import image_task, open_pixel_reader, text_task
-from isobasin.tasks.images import read_images
-from isobasin.tasks.language import encode_start, lm_task, mlm_task
-from isobasin.tasks.source import DataError, check_exists, chosen, is_hub_id
-from isobasin.tasks.task import Request, Task, image_shape, int64, max_length, task_kind, vocabulary_size
-from isobasin.tasks.text import checked_ids, is_ids, load_array, read_ids, read_text
-from isobasin.tasks.tokenizer import require_tokenizer
+from isobasin.errors import IsobasinError
+from isobasin.runtime import Inputs, image_shape, max_length, vocabulary_size
+from isobasin.shapes import Int
+from isobasin.tasks.images import open_pixel_reader, read_images
+from isobasin.tasks.source import DataError, check_exists, chosen, digest, is_hub_id
+from isobasin.tasks.task import (
+    IGNORED,
+    Batch,
+    Request,
+    Task,
+    agreed,
+    int64,
+    label_names,
+    n_classes,
+    name_of,
+    task_kind,
+    window_length,
+)
+from isobasin.tasks.text import (
+    checked_ids,
+    class_numbers,
+    is_ids,
+    is_table,
+    load_array,
+    read_ids,
+    read_table,
+    read_text,
+)
+from isobasin.tasks.tokenizer import Encoded, Tokenizer, open_tokenizer, require_tokenizer
 from isobasin.weights import Weights
 
 MAX_TOKENS = 2**15
 MAX_IMAGES = 512
-_TASKS = {"lm": lm_task, "mlm": mlm_task, "text": text_task, "image": image_task}
+MAX_CHARACTERS = 2**24
+_MARGIN = 64  # tokens before a cut in the text that are not used
+_MASKED_SHARE = 0.15  # of the ordinary tokens, which masked language modelling scores
 
 
 def open_task(
@@ -49,11 +73,233 @@ def open_task(
     if not is_hub_id(path):
         check_exists(path)
     request = Request(path, tuple(models), tokenizer, max_samples, batch_size, seq_len, seed, split).checked()
+    opener = {"lm": _lm_task, "mlm": _mlm_task, "text": _text_task, "image": _image_task}[kind]
     try:
-        task = _TASKS[kind](request)
+        return replace(opener(request), source=str(data))
     except OSError as error:  # no permission to list a folder, or a disk error
         raise DataError(path, f"can not be read ({error.strerror or error})") from error
-    return replace(task, source=str(data))
+
+
+# -- language modelling: text in windows that do not overlap -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Token ids, the span of each window in them, and the special tokens around every window."""
+
+    ids: Tensor
+    n_bytes: Tensor | None
+    spans: Sequence[tuple[int, int]]
+    front: Tensor
+    back: Tensor
+
+    def inputs(self, span: tuple[int, int]) -> Tensor:
+        return torch.cat([self.front, self.ids[slice(*span)], self.back])
+
+    def runs(self, size: int) -> Iterator[list[tuple[int, int]]]:
+        """Groups of consecutive windows of equal length, at most `size` each."""
+        run: list[tuple[int, int]] = []
+        for span in self.spans:
+            if run and (len(run) == size or span[1] - span[0] != run[0][1] - run[0][0]):
+                yield run
+                run = []
+            run.append(span)
+        if run:
+            yield run
+
+
+def _lm_task(request: Request) -> Task:
+    """Predict each token of a window from those before it: loss in nats per token, bits per byte of text."""
+    tokenizer = None if is_ids(request.data) else require_tokenizer(request.models, request.tokenizer)
+    windows, settings, content = _prepare(request, tokenizer, masked=False)
+
+    def batches() -> Iterator[Batch]:
+        for spans in windows.runs(settings["batch_size"]):
+            ids = torch.stack([windows.inputs(span) for span in spans])
+            targets = ids.roll(-1, 1)
+            targets[:, -1] = IGNORED  # the last position has no target
+            targets[:, : max(0, len(windows.front) - 1)] = IGNORED  # special tokens are not predicted
+            first, counts = 0 if len(windows.front) else 1, windows.n_bytes
+            n_bytes = None if counts is None else sum(int(counts[start + first : stop].sum()) for start, stop in spans)
+            yield Batch({"input_ids": ids}, targets, n_bytes)
+
+    return request.task("lm", len(windows.spans), settings, content, batches)
+
+
+def _mlm_task(request: Request) -> Task:
+    """Predict masked tokens of each window from all others."""
+    tokenizer = open_tokenizer(request.models, request.tokenizer)
+    if tokenizer is None or tokenizer.mask_id is None:
+        lacks = f"{tokenizer.name} without a mask token (of bytes: d_vocab ≥ 257)" if tokenizer else "no tokenizer"
+        raise IsobasinError(f"{name_of(request.models[0])}: {lacks}, so nothing can be masked; give --tokenizer")
+    mask, special, d_vocab = tokenizer.mask_id, tokenizer.special, min(map(vocabulary_size, request.models))
+    if mask >= d_vocab:
+        raise IsobasinError(f"{tokenizer.name}: its mask token is {mask}, but the vocabulary has {d_vocab}")
+    n_ordinary = min(tokenizer.n_ordinary, d_vocab)
+    windows, settings, content = _prepare(request, None if is_ids(request.data) else tokenizer, masked=True)
+
+    def batches() -> Iterator[Batch]:
+        rng = torch.Generator().manual_seed(request.seed)  # window by window: the batch size makes no difference
+        for spans in windows.runs(settings["batch_size"]):
+            pairs = [_masked(windows.inputs(span), mask, n_ordinary, special, rng) for span in spans]
+            yield Batch({"input_ids": torch.stack([x for x, _ in pairs])}, torch.stack([y for _, y in pairs]))
+
+    return request.task("mlm", len(windows.spans), settings | {"masked": _MASKED_SHARE}, content, batches)
+
+
+def _masked(
+    ids: Int[Tensor, " time"], mask: int, n_ordinary: int, special: tuple[int, ...], rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets. Of the scored tokens 80 % are masked, 10 % random (below `n_ordinary`), 10 % unchanged."""
+    ordinary = (~torch.isin(ids, ids.new_tensor(special))).nonzero().flatten()
+    n = min(len(ordinary), max(1, round(_MASKED_SHARE * len(ordinary))))
+    scored = ordinary[torch.randperm(len(ordinary), generator=rng)[:n]]
+    choice = torch.rand(n, generator=rng)
+    random_ids = torch.randint(n_ordinary, (n,), generator=rng)
+    inputs, targets = ids.clone(), torch.full_like(ids, IGNORED)
+    targets[scored] = ids[scored]
+    inputs[scored] = torch.where(choice < 0.8, mask, torch.where(choice < 0.9, random_ids, ids[scored]))
+    return inputs, targets
+
+
+def _prepare(request: Request, tokenizer: Tokenizer | None, *, masked: bool) -> tuple[Windows, dict[str, Any], str]:
+    """The windows of the data, the settings of the task, and a digest of what was read."""
+    length = window_length(request.models, request.seq_len)
+    settings = request.settings("mlm" if masked else "lm") | {"seq_len": length}
+    d_vocab = min(map(vocabulary_size, request.models))
+    if tokenizer is None:  # the file holds token ids
+        ids = torch.atleast_2d(read_ids(request.data, d_vocab))
+        spans = _row_windows(ids.shape, length, shortest=1 if masked else 2)[: request.max_samples]
+        used = ids.flatten()[: spans[-1][1] if spans else 0]
+        windows = Windows(used, None, spans, used[:0], used[:0])
+        content = digest([used.numpy().tobytes()])
+        settings |= {"tokenizer": None}
+    else:
+        windows, text = _text_windows(request, tokenizer, length, masked)
+        checked_ids(windows.ids, d_vocab, request.data)
+        content = digest([text.encode(), tokenizer.content.encode()])
+        settings |= {"tokenizer": tokenizer.name, "characters": len(text)}
+    if not windows.spans:
+        raise DataError(request.data, "too little text: expected at least two tokens")
+    return windows, settings, content
+
+
+def _text_windows(request: Request, tokenizer: Tokenizer, length: int, masked: bool) -> tuple[Windows, str]:
+    n_tokens = None if request.max_samples is None else request.max_samples * length
+    encoded, text = _encode_start(request.data, tokenizer.encode, n_tokens)
+    front, back = map(int64, tokenizer.frame(text.strip()[:2000]))
+    back = back if masked else back[:0]  # a window does not end the text
+    body = length - len(front) - len(back)
+    shortest = 1 if masked or len(front) else 2
+    if body < shortest:
+        raise IsobasinError(f"--seq-len {length}: no room beside the special tokens; give a larger one")
+    spans = _row_windows(torch.Size((1, len(encoded.ids))), body, shortest)[: request.max_samples]
+    return Windows(encoded.ids, encoded.n_bytes, spans, front, back), text
+
+
+def _encode_start(data: Path, encode: Callable[[str], Encoded], n_tokens: int | None) -> tuple[Encoded, str]:
+    """Encode the start of a text: at least `n_tokens` tokens if there are so many; MAX_CHARACTERS characters if None.
+
+    The last tokens before a cut may differ from those of the whole text, so that _MARGIN more are read.
+    """
+    limit = MAX_CHARACTERS if n_tokens is None else 4 * (n_tokens + _MARGIN)
+    while True:
+        text = read_text(data, limit)
+        found = encode(text)
+        if n_tokens is None or len(text) < limit or len(found.ids) >= n_tokens + _MARGIN:
+            return found, text
+        limit *= 2
+
+
+def _row_windows(shape: torch.Size, length: int, shortest: int) -> list[tuple[int, int]]:
+    """The spans of the windows of each row in the flattened rows, without those shorter than `shortest`."""
+    n_rows, width = shape
+    spans = (
+        (row * width + start, row * width + min(start + length, width))
+        for row in range(n_rows)
+        for start in range(0, width, length)
+    )
+    return [(start, stop) for start, stop in spans if stop - start >= shortest]
+
+
+# -- classification ----------------------------------------------------------------------------------------------------
+
+
+def _text_task(request: Request) -> Task:
+    """Predict the class of each text; texts are cut to `seq_len` tokens, and padded to the longest of their batch."""
+    if request.data.exists() and not is_table(request.data):
+        raise DataError(request.data, "no labels: a text classifier needs a table, CSV, JSONL or parquet")
+    model, tokenizer = request.models[0], require_tokenizer(request.models, request.tokenizer)
+    table, count = read_table(request.data, split=request.split), agreed(request.models, "classes", n_classes)
+    numbers = class_numbers(table.labels, count, label_names(request.models), request.data)
+    rows = chosen(len(table), request.max_samples, request.seed)
+    texts, targets = [table.texts[i] for i in rows], int64(numbers)[rows]
+    length = window_length(request.models, request.seq_len)
+    ids = tokenizer.rows(texts, length)
+    for row, one in zip(rows, ids):
+        if not one:
+            raise DataError(request.data, f"row {row + 1} has no token that the tokenizer knows; remove it")
+        checked_ids(int64(one), min(map(vocabulary_size, request.models)), request.data)
+    settings = request.settings("text") | {"seq_len": length, "tokenizer": tokenizer.name}
+    pad = _pad_id(model, tokenizer)
+    size = 1 if pad is None else int(settings["batch_size"])  # without padding, transformers accepts one text at a time
+
+    def batches() -> Iterator[Batch]:
+        for start in range(0, len(ids), size):
+            part = slice(start, start + size)
+            yield Batch(_padded(ids[part], pad or 0, model), targets[part])
+
+    content = digest([*(text.encode() for text in texts), targets.numpy().tobytes(), tokenizer.content.encode()])
+    return request.task("text", len(ids), settings | {"batch_size": size}, content, batches)
+
+
+def _pad_id(weights: Weights, tokenizer: Tokenizer) -> int | None:
+    """The padding token; None if this model does not accept padded batches.
+
+    The classifier of a decoder finds the last token by the padding token of its config. An encoder and the project's
+    own model read the mask, so that any token can be used.
+    """
+    if weights.family.own:
+        return 0
+    named = weights.config.get("pad_token_id")
+    if isinstance(named, int) and named >= 0:
+        return named
+    return (tokenizer.pad_id or 0) if weights.family.inputs.bidirectional else None
+
+
+def _padded(ids: Sequence[Sequence[int]], pad: int, weights: Weights) -> dict[str, Tensor]:
+    """Rows padded on the right to one length, and their mask (true at tokens)."""
+    width = max(map(len, ids))
+    filled = int64([[*row, *[pad] * (width - len(row))] for row in ids])
+    mask = torch.arange(width)[None] < int64([[len(row)] for row in ids])
+    inputs = {"input_ids": filled, "attention_mask": mask if weights.family.own else mask.long()}
+    if weights.family.inputs.token_types:
+        inputs["token_type_ids"] = torch.zeros_like(filled)  # one sentence
+    return inputs
+
+
+def _image_task(request: Request) -> Task:
+    """Predict the class of each image; images are decoded batch by batch."""
+    if request.data.suffix == ".npy":
+        raise DataError(request.data, "an array has no labels: give MNIST's or CIFAR's files, or a folder per class")
+    images = read_images(request.data, request.split)
+    count = agreed(request.models, "classes", n_classes)
+    targets = int64(images.targets(count, label_names(request.models), request.data))
+    reader = open_pixel_reader(request.models, request.data)
+    used = chosen(len(images), request.max_samples, request.seed)
+    content = digest([*images.contents(used, reader), targets[used].numpy().tobytes(), reader.content.encode()])
+    settings = request.settings("image") | {"image_size": list(reader.shape), "processor": reader.name}
+    size = int(settings["batch_size"])
+
+    def batches() -> Iterator[Batch]:
+        for start in range(0, len(used), size):
+            part = used[start : start + size]
+            yield Batch({"pixel_values": reader.read([images.pixels[i] for i in part])}, targets[part])
+
+    return request.task("image", len(used), settings, content, batches)
+
+
+# -- inputs without targets --------------------------------------------------------------------------------------------
 
 
 def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4, seed: int = 0) -> Iterator[Inputs]:
@@ -61,23 +307,28 @@ def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4
 
     A .npy file holds token ids (length) or (rows × length), or finite pixels (images × channels × height × width).
     """
-    if image_shape(weights):
-        yield from _pixel_batches(data, weights, batch, seed)
+    if image := image_shape(weights):
+        yield from _pixel_batches(data, weights, image, batch, seed)
         return
     if "ForSequenceClassification" in str(weights.config.get("architectures")):
         batch = 1  # without a padding token transformers accepts one text at a time
     limit = min(length, max_length(weights) or length)
-    rows = _id_rows(data, weights, limit) if is_ids(data) else _text_rows(data, weights, limit, seed)
+    if is_ids(data):
+        rows = _pieces(torch.atleast_2d(read_ids(data, vocabulary_size(weights))), limit)
+    else:
+        rows = _text_rows(data, weights, limit, seed)
     for start in range(0, len(rows), batch):
         yield {"input_ids": rows[start : start + batch]}
 
 
-def _pixel_batches(data: Path, weights: Weights, batch: int, seed: int) -> Iterator[Inputs]:
+def _pixel_batches(
+    data: Path, weights: Weights, image: tuple[int, int, int], batch: int, seed: int
+) -> Iterator[Inputs]:
     if data.suffix == ".npy":
         check_exists(data)
-        pixels = _checked_pixels(data, load_array(data), weights)
-        for start in range(0, min(len(pixels), MAX_IMAGES), batch):
-            yield {"pixel_values": pixels[start : min(start + batch, MAX_IMAGES)].to(torch.float32)}
+        pixels = _checked_pixels(data, load_array(data), image)[:MAX_IMAGES]
+        for start in range(0, len(pixels), batch):
+            yield {"pixel_values": pixels[start : start + batch].to(torch.float32)}
         return
     images, reader = read_images(data), open_pixel_reader([weights], data)
     used = chosen(len(images), MAX_IMAGES, seed)
@@ -85,9 +336,7 @@ def _pixel_batches(data: Path, weights: Weights, batch: int, seed: int) -> Itera
         yield {"pixel_values": reader.read([images.pixels[i] for i in used[start : start + batch]])}
 
 
-def _checked_pixels(data: Path, array: Tensor, weights: Weights) -> Tensor:
-    image = image_shape(weights)
-    assert image is not None
+def _checked_pixels(data: Path, array: Tensor, image: tuple[int, int, int]) -> Tensor:
     if not array.is_floating_point() or tuple(array.shape[1:]) != image:
         raise DataError(
             data,
@@ -99,16 +348,11 @@ def _checked_pixels(data: Path, array: Tensor, weights: Weights) -> Tensor:
     return array
 
 
-def _id_rows(data: Path, weights: Weights, limit: int) -> Tensor:
-    ids = read_ids(data, vocabulary_size(weights))
-    return _pieces(ids if ids.dim() == 2 else ids[None], limit)
-
-
 def _text_rows(data: Path, weights: Weights, limit: int, seed: int) -> Tensor:
     """Pieces of the text in random order, each with the special tokens that the tokenizer adds to a text."""
     read_text(data, 2**16)  # an error about the path comes before one about the tokenizer
     tokenizer = require_tokenizer([weights], advice="give --data as a .npy file of token ids")
-    encoded, text = encode_start(data, tokenizer.encode, MAX_TOKENS)
+    encoded, text = _encode_start(data, tokenizer.encode, MAX_TOKENS)
     ids = checked_ids(encoded.ids, vocabulary_size(weights), data)
     front, back = map(int64, tokenizer.frame(text.strip()[:2000]))
     back = back if weights.family.inputs.bidirectional else back[:0]  # of a decoder, a piece does not end the text

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from isobasin.arch.config import Fields
 from isobasin.errors import IsobasinError
+from isobasin.runtime import max_length
 from isobasin.shapes import Float
 from isobasin.tasks.source import digest, short_name
 from isobasin.weights import Weights
@@ -170,11 +171,6 @@ def int64(values: Any) -> Tensor:
 # -- properties of the models ------------------------------------------------------------------------------------------
 
 
-def is_own(weights: Weights) -> bool:
-    """Whether it is the project's own Transformer, which `transformers` can not load."""
-    return weights.family.own
-
-
 def name_of(weights: Weights) -> str:
     return str(weights.path) if weights.path else f"a {weights.arch.family} model in memory"
 
@@ -193,7 +189,7 @@ def task_kind(models: Sequence[Weights], kind: str = "auto") -> str:
 
 def _kind(weights: Weights) -> str:
     config = Fields(weights.config)
-    if is_own(weights):
+    if weights.family.own:
         if config.has("image_size"):
             return "image"
         if config.has("n_classes"):
@@ -220,28 +216,17 @@ def agreed(models: Sequence[Weights], what: str, read: Callable[[Weights], Any])
     return values[0]
 
 
-def vocabulary_size(weights: Weights) -> int:
-    """The number n of token ids that the model accepts: 0 … n − 1."""
-    return int(weights.config.get("vocab_size") or weights.config.get("d_vocab") or 0)
-
-
-def max_length(weights: Weights) -> int | None:
-    """The longest sequence that the model accepts; None if its config does not say."""
-    limits = [weights.config[k] for k in ("n_positions", "max_position_embeddings") if weights.config.get(k)]
-    return min(map(int, limits), default=None)
-
-
-def window_length(models: Sequence[Weights], requested: int | None, default: int = 256) -> int:
-    """The requested length, or `default`, or the longest that all models accept if that is less."""
+def window_length(models: Sequence[Weights], requested: int | None) -> int:
+    """The requested length, or 256, or the longest that all models accept if that is less."""
     limit = min((n for n in map(max_length, models) if n is not None), default=None)
     if requested is not None and limit is not None and requested > limit:
         raise IsobasinError(f"--seq-len {requested}: the model takes at most {limit} tokens; give at most that")
-    return requested or (default if limit is None else min(default, limit))
+    return requested or min(256, limit or 256)
 
 
 def n_classes(weights: Weights) -> int:
     """The number of rows of the classifier's weight: a config may leave it to a default."""
-    if is_own(weights):
+    if weights.family.own:
         return int(weights.config["n_classes"])
     found = next((weights.arch.shapes[name][0] for name in _CLASSIFIERS if name in weights.arch.shapes), None)
     if found is None:
@@ -251,16 +236,6 @@ def n_classes(weights: Weights) -> int:
     if found == 1:
         raise IsobasinError(f"{name_of(weights)}: a classifier with one class is a regression, which is not measured")
     return int(found)
-
-
-def image_shape(weights: Weights) -> tuple[int, int, int] | None:
-    """Channels, height and width of the images that the model reads; None for a model of tokens."""
-    config = {key: value for key, value in weights.config.items() if value is not None}
-    size = config.get("image_size", weights.family.inputs.image_size)
-    if size is None:
-        return None
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(config.get("num_channels", config.get("n_channels", 3))), int(height), int(width)
 
 
 def label_names(models: Sequence[Weights]) -> Mapping[str, int]:

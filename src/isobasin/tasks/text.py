@@ -82,14 +82,12 @@ def find_table(folder: Path, split: str) -> Path | None:
 
 def _only_table(folder: Path, split: str) -> Path:
     """The table of a split, or the only table of the folder."""
-    if found := find_table(folder, split):
-        return found
     files = _tables_in(folder)
-    named = [file for file in files if file.stem == split] or [file for file in files if file.stem.startswith(split)]
-    if named or len(files) != 1:
-        names = ", ".join(file.name for file in (named or files)[:5]) or "none"
-        raise DataError(folder, f"expected one table for the split {split!r}, found {names}; name the file itself")
-    return files[0]
+    if found := find_table(folder, split) or (files[0] if len(files) == 1 else None):
+        return found
+    named = [file for file in files if file.stem.startswith(split)] or files
+    names = ", ".join(file.name for file in named[:5]) or "none"
+    raise DataError(folder, f"expected one table for the split {split!r}, found {names}; name the file itself")
 
 
 def _decoded(file: Path) -> str:
@@ -102,9 +100,12 @@ def _decoded(file: Path) -> str:
 def _from_csv(file: Path, labelled: bool) -> Table:
     rows = _csv_rows(file)
     head = [name.strip().lower() for name in rows[0]] if rows else []
-    if _text_columns(head) or set(_LABEL_COLUMNS) & set(head):
-        return _from_columns(file, _columns_by_name(file, head, rows[1:]), labelled)
-    return _from_columns(file, {"label": [r[0] for r in rows], "text": [_joined(r[1:]) for r in rows]}, labelled)
+    if not _text_columns(head) and not set(_LABEL_COLUMNS) & set(head):
+        return _from_columns(file, {"label": [r[0] for r in rows], "text": [_joined(r[1:]) for r in rows]}, labelled)
+    for number, row in enumerate(rows[1:], 1):
+        if len(row) != len(head):
+            raise DataError(file, f"row {number} has {len(row)} columns, the header {len(head)}; quote the commas")
+    return _from_columns(file, {name: [row[i] for row in rows[1:]] for i, name in enumerate(head)}, labelled)
 
 
 def _csv_rows(file: Path) -> list[list[str]]:
@@ -117,13 +118,6 @@ def _csv_rows(file: Path) -> list[list[str]]:
         raise DataError(file, f"not a table that Python's csv can read ({error}); correct it") from error
     finally:
         csv.field_size_limit(usual)
-
-
-def _columns_by_name(file: Path, head: list[str], rows: list[list[str]]) -> dict[str, list[str]]:
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(head):
-            raise DataError(file, f"row {number} has {len(row)} columns, the header {len(head)}; quote the commas")
-    return {name: [row[i] for row in rows] for i, name in enumerate(head)}
 
 
 def _json_columns(file: Path) -> dict[str, list[Any]]:
@@ -197,8 +191,12 @@ def class_numbers(
     >>> class_numbers(["1", "3", "2"], 3, {}, Path("x.csv"))
     array([0, 2, 1])
     """
-    if not all(_is_number(label) for label in labels):
-        return _numbers_by_name(labels, n_classes, names, data)
+    if not all(isinstance(label, int) or re.fullmatch(r"-?\d+", label) for label in labels):
+        for row, label in enumerate(labels, 1):
+            if not 0 <= names.get(str(label), -1) < n_classes:
+                known = f"its classes are {', '.join(list(names)[:8])}" if names else "its config.json names no classes"
+                raise DataError(data, f"row {row} has the label {label!r}, which the model does not have: {known}")
+        return np.array([names[str(label)] for label in labels], dtype=np.int64)
     found = np.array([int(label) for label in labels], dtype=np.int64)
     if found.min() == 1 and found.max() == n_classes:
         return found - 1
@@ -207,18 +205,6 @@ def class_numbers(
             data, f"row {row + 1} has the label {found[row]}; the model's classes are 0 to {n_classes - 1} (or from 1)"
         )
     return found
-
-
-def _is_number(label: Label) -> bool:
-    return isinstance(label, int) or re.fullmatch(r"-?\d+", label) is not None
-
-
-def _numbers_by_name(labels: Sequence[Label], n_classes: int, names: Mapping[str, int], data: Path) -> np.ndarray:
-    for row, label in enumerate(labels, 1):
-        if not 0 <= names.get(str(label), -1) < n_classes:
-            known = f"its classes are {', '.join(list(names)[:8])}" if names else "its config.json names no classes"
-            raise DataError(data, f"row {row} has the label {label!r}, which the model does not have: {known}")
-    return np.array([names[str(label)] for label in labels], dtype=np.int64)
 
 
 def folder_classes(classes: Sequence[str], n_classes: int, names: Mapping[str, int], data: Path) -> list[int]:
@@ -267,15 +253,13 @@ def _files_text(files: list[Path], limit: int | None) -> str:
         try:
             # newline="": a translated line end would change the number of bytes.
             with file.open(encoding="utf-8", newline="") as stream:
-                parts.append(stream.read(-1 if left is None else left))
+                parts.append(stream.read(left))
         except UnicodeDecodeError as error:
             raise DataError(file, f"not UTF-8 text ({error}); convert it") from error
         except OSError as error:
             raise DataError(file, f"can not be read ({error.strerror})") from error
-        if left is not None:
-            left = max(0, left - len(parts[-1]) - 1)
-            if not left:
-                break
+        if left is not None and (left := left - len(parts[-1]) - 1) <= 0:
+            break
     return "\n".join(parts)[:limit]
 
 
@@ -294,7 +278,13 @@ def read_ids(data: Path | str, d_vocab: int) -> Tensor:
     """
     data = Path(data)
     check_exists(data)
-    array = load_array(data) if data.suffix == ".npy" else _read_stream(data, d_vocab)
+    if data.suffix == ".npy":
+        array = load_array(data)
+    else:
+        size, kind = data.stat().st_size, np.dtype("<u2" if d_vocab <= 2**16 else "<u4")
+        if size % kind.itemsize:
+            raise DataError(data, f"{size:,} bytes are no whole number of token ids of {kind.itemsize} bytes")
+        array = torch.from_numpy(np.fromfile(data, dtype=kind).astype(np.int64))
     if array.is_floating_point() or array.is_complex() or array.dim() not in (1, 2) or array.shape[-1] == 0:
         raise DataError(
             data,
@@ -313,14 +303,6 @@ def load_array(file: Path) -> Tensor:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (ValueError, OSError, TypeError, EOFError, AttributeError) as error:  # an archive, strings, or objects
         raise DataError(file, f"not a plain numpy array of numbers ({error})") from error
-
-
-def _read_stream(file: Path, d_vocab: int) -> Tensor:
-    kind = "<u2" if d_vocab <= 2**16 else "<u4"
-    size = file.stat().st_size
-    if size % np.dtype(kind).itemsize:
-        raise DataError(file, f"{size:,} bytes are no whole number of token ids of {np.dtype(kind).itemsize} bytes")
-    return torch.from_numpy(np.fromfile(file, dtype=kind).astype(np.int64))
 
 
 def checked_ids(ids: Tensor, d_vocab: int, data: Path | str) -> Tensor:

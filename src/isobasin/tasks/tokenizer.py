@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
+from isobasin.runtime import quiet_transformers, vocabulary_size
 from isobasin.tasks.source import digest, read_bytes
-from isobasin.tasks.task import int64, is_own, name_of, vocabulary_size
+from isobasin.tasks.task import int64, name_of
 from isobasin.weights import Weights
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -39,16 +40,12 @@ class Encoded:
 class ByteTokenizer:
     """Every byte is a token; the mask token is 256, if the vocabulary has it."""
 
-    d_vocab: int
+    mask_id: int | None
     name: str = "bytes"
     n_ordinary: int = N_BYTES
     pad_id: int | None = 0
     special: tuple[int, ...] = ()
     content: str = "bytes"
-
-    @property
-    def mask_id(self) -> int | None:
-        return N_BYTES if self.d_vocab > N_BYTES else None
 
     def encode(self, text: str) -> Encoded:
         ids = int64(np.frombuffer(text.encode(), np.uint8).astype(np.int64))
@@ -77,11 +74,13 @@ class ModelTokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        return _optional_int(self.tokenizer.mask_token_id)
+        found: int | None = self.tokenizer.mask_token_id
+        return found
 
     @property
     def pad_id(self) -> int | None:
-        return _optional_int(self.tokenizer.pad_token_id)
+        found: int | None = self.tokenizer.pad_token_id
+        return found
 
     @property
     def special(self) -> tuple[int, ...]:
@@ -132,10 +131,6 @@ class ModelTokenizer:
 Tokenizer = ByteTokenizer | ModelTokenizer
 
 
-def _optional_int(token: Any) -> int | None:
-    return None if token is None else int(token)
-
-
 def open_tokenizer(models: Sequence[Weights], tokenizer: str | Path | None = None) -> Tokenizer | None:
     """The given tokenizer, or that of the models' folders, or bytes for the project's own model; None if there is none.
 
@@ -166,12 +161,12 @@ def require_tokenizer(
 
 
 def _tokenizer_of(weights: Weights) -> Tokenizer | None:
-    if not is_own(weights):
+    if not weights.family.own:
         return None if weights.path is None else _load(weights.path)
     if weights.path and (weights.path / TOKENIZER_FILE).is_file():
         return _load(weights.path / TOKENIZER_FILE)
     d_vocab = vocabulary_size(weights)
-    return ByteTokenizer(d_vocab) if d_vocab >= N_BYTES else None
+    return ByteTokenizer(N_BYTES if d_vocab > N_BYTES else None) if d_vocab >= N_BYTES else None
 
 
 def _mapping(tokenizer: Tokenizer) -> Any:
@@ -180,10 +175,7 @@ def _mapping(tokenizer: Tokenizer) -> Any:
 
 def _load(place: Path | str) -> ModelTokenizer | None:
     """A tokenizer.json, a folder, or a hub id in the cache; None if transformers can not load it."""
-    import transformers
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
+    transformers = quiet_transformers()
     try:
         if isinstance(place, Path) and place.is_file():
             found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(place))
@@ -209,6 +201,7 @@ def _content(place: Path | str, tokenizer: Any) -> str:
 # -- vocabularies of models that are trained here ----------------------------------------------------------------------
 
 _SPECIAL = ("[PAD]", "[UNK]", "[MASK]")  # ids 0, 1, 2 of all vocabularies except bytes
+PAD, UNKNOWN = 0, 1
 VOCABULARIES = {"bytes": 256, "characters": 10_000, "words": 20_000, "bpe": 8_192}  # kinds and default sizes
 _WORD_PATTERN = r"[a-z0-9]+|[^\sa-z0-9]"  # after lower-casing; ASCII only, so that all regular expression engines agree
 _WORDS = re.compile(_WORD_PATTERN)
@@ -228,8 +221,6 @@ class Vocabulary:
     size: int
     tokenizer: Any = None
     words: Mapping[str, int] | None = None  # the table of a tokenizer of words: Python is faster there
-    pad: int = 0
-    unknown: int = 1
 
     @classmethod
     def of_bytes(cls) -> "Vocabulary":
@@ -258,20 +249,20 @@ class Vocabulary:
 
     def rows(self, texts: Sequence[str], length: int) -> Tensor:
         """(texts, length) int32: each text is cut or padded on the right; an empty text becomes one unknown word."""
-        found = np.full((len(texts), length), self.pad, dtype=np.int32)
+        found = np.full((len(texts), length), PAD, dtype=np.int32)
         for row, ids in zip(found, self._ids(texts)):
-            cut = ids[:length] or [self.unknown]
+            cut = ids[:length] or [UNKNOWN]
             row[: len(cut)] = cut
         return torch.from_numpy(found)
 
-    def _ids(self, texts: Sequence[str], chunk: int = 2048) -> Iterable[Sequence[int]]:
+    def _ids(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
         if self.tokenizer is None:
             yield from (list(text.encode()) for text in texts)
         elif self.words is not None:
-            yield from ([self.words.get(word, self.unknown) for word in split_words(text)] for text in texts)
+            yield from ([self.words.get(word, UNKNOWN) for word in split_words(text)] for text in texts)
         else:
-            for start in range(0, len(texts), chunk):
-                found = self.tokenizer.encode_batch_fast(list(texts[start : start + chunk]), add_special_tokens=False)
+            for start in range(0, len(texts), 2048):
+                found = self.tokenizer.encode_batch_fast(list(texts[start : start + 2048]), add_special_tokens=False)
                 yield from (one.ids for one in found)
 
     def stream(self, content: bytes) -> Tensor:
@@ -330,18 +321,14 @@ def _tokenizers() -> Any:
 def _words(texts: Sequence[str], size: int) -> Vocabulary:
     counts = Counter(word for text in texts for word in split_words(text))
     kept = sorted((word for word, n in counts.items() if n > 1), key=lambda word: (-counts[word], word))
-    table = _table(kept, size)
-    lib = _tokenizers()
-    found = lib.Tokenizer(lib.models.WordLevel(table, unk_token=_SPECIAL[1]))
+    lib, found, table = _word_level(kept, size)
     found.normalizer = lib.normalizers.Sequence([lib.normalizers.Replace(_BREAK, " "), lib.normalizers.Lowercase()])
     found.pre_tokenizer = lib.pre_tokenizers.Split(lib.Regex(_WORD_PATTERN), "removed", invert=True)
     return Vocabulary(f"words-{size}", len(table), found, table)
 
 
 def _characters(texts: Sequence[str], size: int) -> Vocabulary:
-    table = _table(sorted({letter for text in texts for letter in text}), size)
-    lib = _tokenizers()
-    found = lib.Tokenizer(lib.models.WordLevel(table, unk_token=_SPECIAL[1]))
+    lib, found, table = _word_level(sorted({letter for text in texts for letter in text}), size)
     found.pre_tokenizer = lib.pre_tokenizers.Split(lib.Regex(r"[\s\S]"), "isolated")
     found.decoder = lib.decoders.Fuse()
     return Vocabulary("characters", len(table), found)
@@ -360,8 +347,10 @@ def _byte_pairs(texts: Sequence[str], size: int) -> Vocabulary:
     return Vocabulary(f"bpe-{size}", found.get_vocab_size(), found)
 
 
-def _table(kept: Sequence[str], size: int) -> dict[str, int]:
-    return {token: i for i, token in enumerate([*_SPECIAL, *kept][:size])}
+def _word_level(kept: Sequence[str], size: int) -> tuple[Any, Any, dict[str, int]]:
+    """The library, a tokenizer of the special tokens and `kept`, and the table of its ids."""
+    lib, table = _tokenizers(), {token: i for i, token in enumerate([*_SPECIAL, *kept][:size])}
+    return lib, lib.Tokenizer(lib.models.WordLevel(table, unk_token=_SPECIAL[1])), table
 
 
 _MAKERS: dict[str, Callable[[Sequence[str], int], Vocabulary]]
