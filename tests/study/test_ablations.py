@@ -9,11 +9,13 @@ import torch
 from study_subjects import MEASURED, context, folder_of, reparametrised
 
 from isobasin.arch import HeadSpace
+from isobasin.files import strict_json
 from isobasin.groups import RotaryCommutant
 from isobasin.model import Transformer
 from isobasin.study import reinitialise
 from isobasin.study.ablations import (
     MAX_PERMUTATIONS,
+    FixedHeadAligner,
     control,
     head_permutations,
     heads,
@@ -21,9 +23,7 @@ from isobasin.study.ablations import (
     normalised,
     random_reparametrisation,
 )
-from isobasin.study.align import FixedHeadAligner
 from isobasin.study.pairs import PathEvaluator
-from isobasin.study.plan import strict
 from isobasin.weights import load
 
 SCOPES = ("first-attention", "model", *(["all-attention"] if os.environ.get("ISOBASIN_SLOW") == "1" else []))
@@ -40,7 +40,7 @@ def test_planted_heads_are_found_among_all(tmp_path: Path, scope: str) -> None:
     assert found["loss"][found["chosen"]] == pytest.approx(found["curves"][0][0], abs=1e-4), "the line is flat there"
     assert sorted(found["loss"])[1] > min(found["loss"]) + 0.005, "every other permutation is worse"
     assert found["naive"] > 0.1
-    assert strict(found) == found
+    assert strict_json(found) == found
 
 
 def test_one_layer_of_four_heads_is_tried_in_full_and_more_by_chance() -> None:
@@ -107,7 +107,7 @@ def test_only_what_lies_inside_the_group_is_reverted(tmp_path: Path, positions: 
     assert max(aligned for _, aligned in found["inside"]["excess"]) < 1e-5
     assert max(after for _, after in found["inside"]["distance"]) < 1e-5
     assert min(after for _, after in found["outside"]["distance"]) > 0.1, "outside, the way back is not in the group"
-    assert strict(found) == found
+    assert strict_json(found) == found
 
 
 def test_a_reparametrisation_inside_lies_in_h_and_one_outside_does_not() -> None:

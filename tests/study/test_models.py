@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from isobasin.errors import IsobasinError
+from isobasin.files import strict_json
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import models, scope_parameters
 from isobasin.study.models import baseline, downsample, finetune, model_config, pretrain, recipe_from_table
-from isobasin.study.plan import Context, strict
+from isobasin.study.plan import Context
 from isobasin.tasks.datasets import open_dataset
 from isobasin.weights import load
 
@@ -73,7 +74,7 @@ def newspaper(folder: Path, topics: tuple[str, ...]) -> Path:
 def test_pretraining_says_what_it_did_and_leaves_a_model(tmp_path: Path) -> None:
     found = pretrained(tmp_path)
     assert {"loss", "accuracy", "n_steps", "n_params", "train_losses", "history", "data"} == found.keys()
-    assert json.loads(json.dumps(found, allow_nan=False)) == strict(found)
+    assert json.loads(json.dumps(found, allow_nan=False)) == strict_json(found)
     assert (found["n_steps"], len(found["train_losses"])) == (12, 12)
     assert [step for step, _, _ in found["history"]] == [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
     weights = load(out(tmp_path) / "model")

@@ -8,12 +8,11 @@ import torch
 from study_subjects import MEASURED, context, folder_of, reparametrised
 
 from isobasin.errors import IsobasinError
+from isobasin.files import strict_json
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import pairs
-from isobasin.study.align import unlabeled_inputs
 from isobasin.study.config import MatcherConfig
-from isobasin.study.pairs import pair
-from isobasin.study.plan import strict
+from isobasin.study.pairs import pair, unlabeled_inputs
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.mean_coordinates import ReaderMean
 from isobasin.tasks import Batch, Task
@@ -43,7 +42,7 @@ def test_a_reparametrisation_is_reverted(tmp_path: Path, positions: str) -> None
     assert found["distance"]["weights"][0] > 0.3
     assert found["distance"]["weights"][1] < 1e-5
     assert max(found["output_change"].values()) < 1e-4
-    assert strict(found) == found, "plain data"
+    assert strict_json(found) == found, "plain data"
 
 
 @pytest.mark.parametrize("gain", [1e-4, 0.0])

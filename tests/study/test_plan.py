@@ -6,8 +6,9 @@ import fake_work
 import pytest
 
 from isobasin.errors import IsobasinError
+from isobasin.files import strict_json
 from isobasin.study import plan
-from isobasin.study.plan import Context, Job, in_order, load_work, run_job, strict
+from isobasin.study.plan import Context, Job, in_order, load_work, run_job
 from isobasin.study.store import Store
 
 
@@ -74,4 +75,4 @@ def test_scratch_outlives_a_failure(tmp_path: Path) -> None:
 
 
 def test_what_json_has_not_becomes_null() -> None:
-    assert strict({1: (float("nan"), 2.0), "x": float("inf")}) == {"1": [None, 2.0], "x": None}
+    assert strict_json({1: (float("nan"), 2.0), "x": float("inf")}) == {"1": [None, 2.0], "x": None}

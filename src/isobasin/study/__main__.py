@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from isobasin.errors import IsobasinError
-
-from .run import ENGINES, RunConfig, run_study
-from .store import pack, unpack
+from isobasin.study.run import ENGINES, RunConfig, run_study
+from isobasin.study.store import pack, unpack
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
@@ -12,24 +13,34 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.align import align
+from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.heads import match_heads, permuted
+from isobasin.alignment.linear import Method
 from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.problem import AlignmentProblem
 from isobasin.arch import HeadSpace
-from isobasin.groups import GL, Heads
+from isobasin.groups import GL, Element, Heads, HeadsElement
+from isobasin.groups.assignment import GroupedAssignment
 from isobasin.model import ModelConfig, Transformer
 from isobasin.path.curve import midpoint
 from isobasin.path.evaluation import FlatModel, evaluate_points
-from isobasin.symmetries import symmetry
+from isobasin.study.pairs import PathEvaluator, barriers, evaluation_task
+from isobasin.study.plan import Context
+from isobasin.symmetries import Symmetry, symmetry
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import attention_matrices
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights, load
-
-from .align import FixedHeadAligner, HeadPermutations
-from .pairs import PathEvaluator, barriers, evaluation_task
-from .plan import Context
 
 POINTS = 9  # of each path: there are two dozen of them
 SAMPLES = 3  # re-initialisations and reparametrisations
 MAX_PERMUTATIONS = 24  # that are measured: all permutations of four heads
 
+CPU = torch.device("cpu")
+
 Side = Literal["inside", "outside"]  # of the symmetry group
+HeadPermutations = Mapping[str, tuple[int, ...]]  # by attention layer: the kv head of B that takes the place of A's i
 
 
 def heads(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
@@ -89,6 +100,95 @@ def _random_permutations(
         if tuple(drawn.values()) not in seen:
             seen.add(tuple(drawn.values()))
             yield drawn
+
+
+@dataclass(frozen=True)
+class FixedHeadAligner:
+    """Aligns B to A with given head permutations: finds the elements inside the heads, and keeps the stream and the
+    units where matching puts them."""
+
+    a: Weights
+    b: Weights
+    scope: str
+    stage2: Method = "full"
+
+    @cached_property
+    def layers(self) -> tuple[HeadSpace, ...]:
+        """The attention layers of the scope."""
+        return tuple(heads for heads in self.b.arch.heads() if heads.name in self._part.groups)
+
+    @cached_property
+    def matched(self) -> HeadPermutations:
+        """The permutation that Stage 1 of weight matching chooses, for each layer."""
+        found = self._matched_elements
+        return {heads.name: _kv_permutation(found[heads.name]) for heads in self.layers}
+
+    def transform(self, permutations: HeadPermutations) -> Transform:
+        """These permutations, the best elements inside the heads, and A's values for all free coordinates."""
+        elements = {heads.name: self._element(heads, permutations[heads.name]) for heads in self.layers}
+        return with_reference_gauge(self.a, self.b, self._part, {**self._other_elements, **elements}, CPU)
+
+    @cached_property
+    def _part(self) -> Symmetry:
+        return symmetry(self.b.arch).scoped(self.scope)
+
+    @cached_property
+    def _matched_elements(self) -> Mapping[str, Element]:
+        """All elements that weight matching finds."""
+        matcher = WeightMatching(scope=self.scope, stage2=self.stage2)
+        return nearest_elements(self.a, self.b, self.scope, matcher, CPU)
+
+    @cached_property
+    def _other_elements(self) -> Mapping[str, Element]:
+        """The elements of stream and units."""
+        spaces = self.b.arch.spaces
+        return {name: g for name, g in self._matched_elements.items() if spaces[name].role != "heads"}
+
+    @cached_property
+    def _pairs(self) -> Mapping[str, LayerPair]:
+        """The matrices of each attention layer in normal form, the stream of B moved to A's."""
+        problem = AlignmentProblem(self.a, self.b, self._part, WeightMatching(), CPU)
+        stream = self.b.arch.stream.name
+        action = Action(self.b.arch, {name: g for name, g in self._other_elements.items() if name == stream})
+        found = {}
+        for heads in self.layers:
+            first, second = (form.block(heads.name) for form in (problem.form_a, problem.form_b))
+            moved = {name: action.tensor(name, t) for name, t in second.items()}
+            read = [attention_matrices(self.b.arch, heads, tensors) for tensors in (first, moved)]
+            found[heads.name] = (read[0], read[1])
+        return found
+
+    @cached_property
+    def _elements_between_heads(self) -> Mapping[str, HeadsElement]:
+        """The best element between every head of A and every head of B in one batch: head i·n + j is the pair i, j.
+
+        The best element of a pair of heads does not depend on how the others are paired.
+        """
+        return {heads.name: self._between_all(heads) for heads in self.layers}
+
+    def _between_all(self, heads: HeadSpace) -> HeadsElement:
+        n = heads.n_kv_heads
+        a, b = self._pairs[heads.name]
+        rows, columns = torch.arange(n).repeat_interleave(n), torch.arange(n).repeat(n)
+        first, second = permuted(a, _whole_groups(rows, heads)), permuted(b, _whole_groups(columns, heads))
+        wide = replace(heads, n_heads=n * heads.n_heads, n_kv_heads=n * n, permutable=False)
+        return match_heads(first, second, wide, stage2=self.stage2).element
+
+    def _element(self, heads: HeadSpace, permutation: tuple[int, ...]) -> HeadsElement:
+        found, kv = self._elements_between_heads[heads.name], torch.tensor(permutation)
+        chosen = torch.arange(len(kv)) * len(kv) + kv
+        queries = torch.arange(heads.group_size).expand(len(kv), -1).clone()
+        return HeadsElement(kv, queries, found.qk.take(chosen), found.vo.take(chosen))
+
+
+def _kv_permutation(element: Element) -> tuple[int, ...]:
+    return tuple(element.face("vo").tensors()["index"].tolist())
+
+
+def _whole_groups(groups: Tensor, heads: HeadSpace) -> GroupedAssignment:
+    """An assignment of whole groups, with their query heads in order."""
+    queries = (groups[:, None] * heads.group_size + torch.arange(heads.group_size)).flatten()
+    return GroupedAssignment(groups, queries, 0.0)
 
 
 def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:

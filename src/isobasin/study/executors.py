@@ -21,9 +21,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from isobasin.errors import IsobasinError
-
-from .plan import Context, Job, in_order, run_job
-from .store import Store
+from isobasin.study.plan import Context, Job, in_order, run_job
+from isobasin.study.store import Store
 
 RETRIES = 1  # after a failure that may be temporary: a killed worker, memory that other processes used
 LOG = "workers.log"  # the output of libraries inside the workers

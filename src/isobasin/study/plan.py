@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from isobasin.errors import IsobasinError
 from isobasin.files import strict_json
-
-from .config import Cell, MatcherConfig
+from isobasin.study.config import Cell, MatcherConfig
 
 if TYPE_CHECKING:
-    from .store import Store
+    from isobasin.study.store import Store
 
 WORK: Mapping[str, str] = MappingProxyType(
     {

@@ -10,9 +10,8 @@ from typing import Any
 
 from isobasin.errors import IsobasinError
 from isobasin.path.curve import grid, is_connected, midpoint
+from isobasin.study.store import PACKED, RESULT, STUDY, StoredStudy, stored_studies
 from isobasin.symmetries import SCOPES
-
-from .store import PACKED, RESULT, STUDY, StoredStudy, stored_studies
 
 NAIVE = "naive"
 MAX_OUTPUT_CHANGE = 1e-3  # relative: alignment that changes the outputs by more has changed the function

@@ -20,14 +20,13 @@ from isobasin.model.config import ModelConfig
 from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
 from isobasin.path.curve import is_connected
 from isobasin.path.provenance import provenance
+from isobasin.study.config import Cell, Grid, read_grid
+from isobasin.study.executors import Event, LocalPool, OnEvent, Pool, RayPool, execute
+from isobasin.study.plan import CellPlan, Context, Job, in_order, plan_cell
+from isobasin.study.results import mean
+from isobasin.study.store import STUDY, Store, read_json, write_json
 from isobasin.tasks.datasets import locate
 from isobasin.tasks.tokenizer import TOKENIZER_FILE as TOKENIZER
-
-from .config import Cell, Grid, read_grid
-from .executors import Event, LocalPool, OnEvent, Pool, RayPool, execute
-from .plan import CellPlan, Context, Job, in_order, plan_cell
-from .results import mean
-from .store import STUDY, Store, read_json, write_json
 
 LOCK = ".lock"
 ENGINES = ("local", "ray")

@@ -26,8 +26,7 @@ from typing import Any
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, strict_json
 from isobasin.path.provenance import source_commit
-
-from .plan import Job
+from isobasin.study.plan import Job
 
 RESULT = "result.json"
 STUDY = "study.json"
