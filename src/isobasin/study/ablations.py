@@ -1,13 +1,13 @@
 """Jobs beside `pair`: all head permutations, each layer's attention re-initialised, and the causal control."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -87,19 +87,13 @@ def head_permutations(layers: Sequence[HeadSpace], matched: HeadPermutations, *,
     """All permutations if one layer has at most MAX_PERMUTATIONS of them; otherwise the matched one and random ones."""
     if len(layers) == 1 and math.factorial(layers[0].n_kv_heads) <= MAX_PERMUTATIONS:
         return [{layers[0].name: places} for places in permutations(range(layers[0].n_kv_heads))]
-    return [matched, *_random_permutations(layers, matched, seed)]
-
-
-def _random_permutations(
-    layers: Sequence[HeadSpace], matched: HeadPermutations, seed: int
-) -> Iterator[HeadPermutations]:
-    rng, seen = torch.Generator().manual_seed(seed), {tuple(matched.values())}
+    rng, found = torch.Generator().manual_seed(seed), [dict(matched)]
     most = min(MAX_PERMUTATIONS, math.prod(math.factorial(heads.n_kv_heads) for heads in layers))
-    while len(seen) < most:
+    while len(found) < most:
         drawn = {h.name: tuple(torch.randperm(h.n_kv_heads, generator=rng).tolist()) for h in layers}
-        if tuple(drawn.values()) not in seen:
-            seen.add(tuple(drawn.values()))
-            yield drawn
+        if drawn not in found:
+            found.append(drawn)
+    return [*found]
 
 
 @dataclass(frozen=True)
@@ -120,8 +114,8 @@ class FixedHeadAligner:
     @cached_property
     def matched(self) -> HeadPermutations:
         """The permutation that Stage 1 of weight matching chooses, for each layer."""
-        found = self._matched_elements
-        return {heads.name: _kv_permutation(found[heads.name]) for heads in self.layers}
+        found = {heads.name: self._matched_elements[heads.name].face("vo").tensors() for heads in self.layers}
+        return {name: tuple(tensors["index"].tolist()) for name, tensors in found.items()}
 
     def transform(self, permutations: HeadPermutations) -> Transform:
         """These permutations, the best elements inside the heads, and A's values for all free coordinates."""
@@ -145,8 +139,12 @@ class FixedHeadAligner:
         return {name: g for name, g in self._matched_elements.items() if spaces[name].role != "heads"}
 
     @cached_property
-    def _pairs(self) -> Mapping[str, LayerPair]:
-        """The matrices of each attention layer in normal form, the stream of B moved to A's."""
+    def _elements_between_heads(self) -> Mapping[str, HeadsElement]:
+        """For each attention layer the best element between every head of A and every head of B in one batch: head
+        i·n + j is the pair i, j. The best element of a pair of heads does not depend on how the others are paired.
+
+        The matrices are in normal form, the stream of B moved to A's.
+        """
         problem = AlignmentProblem(self.a, self.b, self._part, WeightMatching(), CPU)
         stream = self.b.arch.stream.name
         action = Action(self.b.arch, {name: g for name, g in self._other_elements.items() if name == stream})
@@ -154,35 +152,19 @@ class FixedHeadAligner:
         for heads in self.layers:
             first, second = (form.block(heads.name) for form in (problem.form_a, problem.form_b))
             moved = {name: action.tensor(name, t) for name, t in second.items()}
-            read = [attention_matrices(self.b.arch, heads, tensors) for tensors in (first, moved)]
-            found[heads.name] = (read[0], read[1])
+            a, b = (attention_matrices(self.b.arch, heads, tensors) for tensors in (first, moved))
+            n = heads.n_kv_heads
+            rows, columns = torch.arange(n).repeat_interleave(n), torch.arange(n).repeat(n)
+            wide = replace(heads, n_heads=n * heads.n_heads, n_kv_heads=n * n, permutable=False)
+            every = permuted(a, _whole_groups(rows, heads)), permuted(b, _whole_groups(columns, heads))
+            found[heads.name] = match_heads(*every, wide, stage2=self.stage2).element
         return found
-
-    @cached_property
-    def _elements_between_heads(self) -> Mapping[str, HeadsElement]:
-        """The best element between every head of A and every head of B in one batch: head i·n + j is the pair i, j.
-
-        The best element of a pair of heads does not depend on how the others are paired.
-        """
-        return {heads.name: self._between_all(heads) for heads in self.layers}
-
-    def _between_all(self, heads: HeadSpace) -> HeadsElement:
-        n = heads.n_kv_heads
-        a, b = self._pairs[heads.name]
-        rows, columns = torch.arange(n).repeat_interleave(n), torch.arange(n).repeat(n)
-        first, second = permuted(a, _whole_groups(rows, heads)), permuted(b, _whole_groups(columns, heads))
-        wide = replace(heads, n_heads=n * heads.n_heads, n_kv_heads=n * n, permutable=False)
-        return match_heads(first, second, wide, stage2=self.stage2).element
 
     def _element(self, heads: HeadSpace, permutation: tuple[int, ...]) -> HeadsElement:
         found, kv = self._elements_between_heads[heads.name], torch.tensor(permutation)
         chosen = torch.arange(len(kv)) * len(kv) + kv
         queries = torch.arange(heads.group_size).expand(len(kv), -1).clone()
         return HeadsElement(kv, queries, found.qk.take(chosen), found.vo.take(chosen))
-
-
-def _kv_permutation(element: Element) -> tuple[int, ...]:
-    return tuple(element.face("vo").tensors()["index"].tolist())
 
 
 def _whole_groups(groups: Tensor, heads: HeadSpace) -> GroupedAssignment:
@@ -234,13 +216,12 @@ def control(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, conte
     model = load(needs[0] / "model")
     path = PathEvaluator.of(settings, model, context, n_points=settings.get("points", POINTS))
     scope, seed = settings.get("scope", "all-attention"), settings.get("seed", 0)
-    sides: tuple[Side, Side] = ("inside", "outside")
     return {
         "positions": model.config.get("positions"),
         "group": str(symmetry(model.arch).scoped(scope)),
         "lambdas": list(path.lambdas),
         "n_samples": path.task.n_samples,
-        **{side: _reparametrise_and_align(model, path, side, scope, seed) for side in sides},
+        **{side: _reparametrise_and_align(model, path, side, scope, seed) for side in get_args(Side)},
     }
 
 
@@ -280,17 +261,8 @@ def excess(losses: Sequence[float]) -> float:
     return max(losses) - losses[0]
 
 
-@dataclass(frozen=True)
-class Reparametrisation:
-    """A change of the query and key vectors of every head: q → U q, k → V k."""
-
-    name: str
-    queries: Tensor
-    keys: Tensor
-
-
-def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: int) -> Reparametrisation:
-    """A random reparametrisation of one layer's heads, singular values in ½ … 2.
+def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: int) -> tuple[str, Tensor, Tensor]:
+    """The name, U and V of a random reparametrisation q → U q, k → V k of one layer's heads, singular values in ½ … 2.
 
     Inside, V = U⁻ᵀ with U of the group: a complex number per rotary pair under RoPE, any invertible matrix without it.
     Outside, under RoPE, V = U⁻ᵀ with any invertible U: QKᵀ stays the same, but not with rotations between Q and K.
@@ -304,8 +276,8 @@ def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: in
     keys = inner.sample(n, seed=seed).matrix()
     queries = torch.linalg.inv(keys).mT
     if side == "outside" and not rotary:
-        return Reparametrisation("queries alone", queries, torch.eye(width, dtype=keys.dtype).expand_as(keys))
-    return Reparametrisation(str(inner), queries, keys)
+        return "queries alone", queries, torch.eye(width, dtype=keys.dtype).expand_as(keys)
+    return str(inner), queries, keys
 
 
 def reparametrised(model: Weights, layers: list[int], side: Side, *, seed: int) -> tuple[Weights, str]:
@@ -313,9 +285,9 @@ def reparametrised(model: Weights, layers: list[int], side: Side, *, seed: int) 
     tensors: dict[str, Tensor] = {name: model[name] for name in model}
     names = []
     for layer in layers:
-        found = random_reparametrisation(model, side, layer, seed=seed + layer)
-        names.append(found.name)
-        for letter, matrix in (("q", found.queries), ("k", found.keys)):
+        label, queries, keys = random_reparametrisation(model, side, layer, seed=seed + layer)
+        names.append(label)
+        for letter, matrix in (("q", queries), ("k", keys)):
             for kind in ("weight", "bias"):
                 name = f"blocks.{layer}.attn.{letter}.{kind}"
                 if name in tensors:

@@ -48,7 +48,10 @@ def pair(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context:
     """
     a, b = (load(folder / "model") for folder in needs)
     check_comparable(a, b)
-    configs = _distinct([MatcherConfig.from_table(table) for table in settings["matchers"]])
+    configs = [MatcherConfig.from_table(table) for table in settings["matchers"]]
+    labels = [config.label for config in configs]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise IsobasinError(f"matchers: {twice[0]} is asked for twice in one cell; keep one of them")
     path = PathEvaluator.of(settings, a, context, n_points=settings.get("points", 25))
     aligner = Aligner(a, b, settings, dataset_of(settings, a, context), context)
     rows = {"naive": _curve_dict(path.curve(b))} | {c.label: _aligned_dict(aligner, c, path) for c in configs}
@@ -57,19 +60,11 @@ def pair(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context:
     return {"lambdas": list(path.lambdas), "n_samples": path.task.n_samples, **by_name}
 
 
-def _distinct(configs: list[MatcherConfig]) -> list[MatcherConfig]:
-    labels = [config.label for config in configs]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise IsobasinError(f"matchers: {label} is asked for twice in one cell; keep one of them")
-    return configs
-
-
 def _curve_dict(curve: Curve) -> dict[str, Any]:
     return {"curves": {name: list(values) for name, values in curve.metrics.items()}, "barrier": barriers(curve)}
 
 
-def _aligned_dict(aligner: Aligner, config: MatcherConfig, path: "PathEvaluator") -> dict[str, Any]:
+def _aligned_dict(aligner: "Aligner", config: MatcherConfig, path: "PathEvaluator") -> dict[str, Any]:
     began = time.perf_counter()
     found = aligner.align(config)
     seconds = time.perf_counter() - began
@@ -102,15 +97,14 @@ class Aligner:
         return str(self.settings["scope"])
 
     def align(self, config: MatcherConfig) -> Alignment:
-        if config not in self._cache:
-            self._cache[config] = self._learn(config) if config.matcher == "learned" else self._match(config)
-        return self._cache[config]
-
-    def _match(self, config: MatcherConfig) -> Alignment:
-        """Attention scopes: the matcher's result is applied even if it is no closer. Otherwise an ablation would not
+        """In attention scopes the matcher's result is applied even if it is no closer. Otherwise an ablation would not
         show what its variant does."""
-        keep = self.scope in ATTENTION_SCOPES
-        return align(self.b, to=self.a, matcher=self._matcher(config), only_if_closer=not keep)
+        if config not in self._cache and config.matcher == "learned":
+            self._cache[config] = self._learn(config)
+        elif config not in self._cache:
+            closer = self.scope not in ATTENTION_SCOPES
+            self._cache[config] = align(self.b, to=self.a, matcher=self._matcher(config), only_if_closer=closer)
+        return self._cache[config]
 
     def _matcher(self, config: MatcherConfig) -> Matcher:
         common: dict[str, Any] = {"scope": self.scope, "stage2": config.stage2}
@@ -203,8 +197,7 @@ class PathEvaluator:
 
     def output_change(self, b: Weights, moved: Weights) -> float:
         """The largest difference between the logits of two models, relative to the largest logit."""
-        before, after = (self._outputs(model) for model in (b, moved))
-        return change(before, after)
+        return change(self._outputs(b), self._outputs(moved))
 
     @torch.inference_mode()
     def _outputs(self, model: Weights) -> Tensor:

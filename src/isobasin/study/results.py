@@ -3,7 +3,7 @@ that tables, figures and summary.json show."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,9 +22,9 @@ SCOPE_TITLES = {
     "model": "Entire model",
 }
 STAGES = {"weights/none": "none", "weights/orthogonal": "orthogonal", "weights": "full"}
+_KEYS = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope")
 _SHAPE = ("model", "positions", "layers", "heads", "width")
 _ABLATIONS = ("heads", "layers", "control")
-_NBSP = "\N{NO-BREAK SPACE}"
 _MODELS = {"vit": "ViT", "bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
 _DATASETS = {
     "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100",
@@ -67,11 +67,10 @@ class CellResult:
     about: JsonObject
     status: str
     why: str | None
-    models: tuple[tuple[int, JsonObject], ...] = ()
-    pairs: tuple[PairResult, ...] = ()
-    baseline: float | None = None
-    pretrained: JsonObject | None = None
-    ablations: Mapping[str, tuple[JsonObject, ...]] = field(default_factory=dict)
+    models: tuple[tuple[int, JsonObject], ...]
+    pairs: tuple[PairResult, ...]
+    baseline: float | None
+    ablations: Mapping[str, tuple[JsonObject, ...]]  # by kind
 
     @property
     def done(self) -> bool:
@@ -144,7 +143,6 @@ def _cell(row: JsonObject, done: Mapping[str, JsonObject], path: Path) -> CellRe
         models=models,
         pairs=pairs,
         baseline=(done.get(str(jobs.get("baseline"))) or {}).get("accuracy"),
-        pretrained=done.get(str(jobs.get("pretrain"))),
         ablations={kind: tuple(done[n] for n in jobs.get(kind, ()) if n in done) for kind in _ABLATIONS},
     )
 
@@ -258,7 +256,7 @@ class Score:
         return self.output_change is None or self.output_change <= MAX_OUTPUT_CHANGE
 
 
-def _midpoint_value(curve: Sequence[float]) -> float | None:
+def _midpoint_value(curve: Sequence[float | None]) -> float | None:
     return curve[midpoint(grid(len(curve)))] if curve else None
 
 
@@ -273,12 +271,7 @@ def scores(cell: CellResult, metric: str = "loss") -> dict[str, Score]:
             tuple(pair.barrier(label, metric) for pair in cell.pairs),
             naive,
             _largest_output_change(cell.pairs, label),
-            mean(
-                [
-                    curve[midpoint(grid(len(curve)))] if (curve := pair.curve(label, metric)) else None
-                    for pair in cell.pairs
-                ]
-            ),
+            mean([_midpoint_value(pair.curve(label, metric)) for pair in cell.pairs]),
         )
         for label in (NAIVE, *cell.labels)
     }
@@ -294,16 +287,11 @@ def quality(cell: CellResult, metric: str) -> float | None:
     return mean([result.get(metric) for _, result in cell.models])
 
 
-def ablation(cell: CellResult, kind: str) -> tuple[JsonObject, ...]:
-    return cell.ablations.get(kind, ())
-
-
 def summary_row(cell: CellResult) -> dict[str, Any]:
     """A cell as summary.json holds it."""
-    keys = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope", "cell")
     found, accuracy = scores(cell), scores(cell, "accuracy")
     return {
-        **{key: cell.about.get(key) for key in keys},
+        **{key: cell.about.get(key) for key in (*_KEYS, "cell")},
         "status": cell.status,
         "why": cell.why,
         "models": [{"seed": seed, **_model_row(result)} for seed, result in cell.models],
@@ -325,8 +313,8 @@ def summary_row(cell: CellResult) -> dict[str, Any]:
             for label, score in found.items()
         },
         "ablations": {
-            "heads": [{key: each.get(key) for key in ("rank", "normalised")} for each in ablation(cell, "heads")],
-            "layers": [{key: each.get(key) for key in ("before", "loss")} for each in ablation(cell, "layers")],
+            "heads": [{key: each.get(key) for key in ("rank", "normalised")} for each in cell.ablations["heads"]],
+            "layers": [{key: each.get(key) for key in ("before", "loss")} for each in cell.ablations["layers"]],
         },
     }
 
@@ -354,7 +342,7 @@ def size_name(cell: CellResult, *, but: str = "") -> str:
     words = {
         "layers": f"{about.get('layers')} layer{'' if about.get('layers') == 1 else 's'}",
         "heads": f"{heads} heads",
-        "width": f"d{_NBSP}={_NBSP}{about.get('width')}",
+        "width": f"d\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{about.get('width')}",
         "frozen": "rest frozen" if about.get("frozen") else "",
     }
     return ", ".join(word for what, word in words.items() if word and what != but)
@@ -371,22 +359,12 @@ def title(cell: CellResult) -> str:
     return f"{model_name(cell)} on {data_name(cell)}, {positions_name(cell)}"
 
 
-def n_heads(cell: CellResult) -> int:
-    """The number of heads of the compared models."""
-    return int(cell.about.get("finetune_heads") or cell.about.get("heads") or 0)
-
-
 def by_scope(cells: Iterable[CellResult]) -> dict[str, list[CellResult]]:
     """Cells by scope, in the order of the paper."""
     found: dict[str, list[CellResult]] = {}
     for cell in sorted(cells, key=lambda c: SCOPES.index(s) if (s := c.about.get("scope")) in SCOPES else len(SCOPES)):
         found.setdefault(str(cell.about.get("scope")), []).append(cell)
     return found
-
-
-def counts(cells: Sequence[CellResult]) -> Mapping[str, int]:
-    """The number of cells by status."""
-    return {status: sum(cell.status == status for cell in cells) for status in ("done", "failed", "not filled")}
 
 
 def is_main(label: str) -> bool:
@@ -412,50 +390,26 @@ def distance_cells(cells: Iterable[CellResult]) -> list[tuple[CellResult, dict[s
     chosen = []
     for cell in cells:
         every = scores(cell)
-        found = {label.removeprefix("weights/"): s for label, s in every.items() if _is_distance(label)}
+        labels = [label for label in every if label.startswith("weights/") and label not in STAGES]
+        found = {label.removeprefix("weights/"): every[label] for label in labels}
         if found and "weights" in every:
             chosen.append((cell, {"complete": every["weights"]} | found))  # the default distance has no label
     return chosen
 
 
-def _is_distance(label: str) -> bool:
-    return label.startswith("weights/") and label not in STAGES
-
-
-@dataclass(frozen=True)
-class PositionComparison:
-    """The same cell with absolute and with rotary positions."""
-
-    absolute: CellResult
-    rotary: CellResult
-
-
-def position_comparisons(cells: Sequence[CellResult]) -> list[PositionComparison]:
-    """Pairs of done cells that differ only in their positions."""
-    rotary = {_without(cell, "positions"): cell for cell in cells if cell.done and _is_rotary(cell)}
-    return [
-        PositionComparison(cell, rotary[key])
-        for cell in cells
-        if cell.done and not _is_rotary(cell) and (key := _without(cell, "positions")) in rotary
-    ]
-
-
-def _is_rotary(cell: CellResult) -> bool:
-    return cell.about.get("positions") == "rope"
+def position_comparisons(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
+    """Pairs of done cells that differ only in their positions: the first absolute, the second rotary."""
+    done = [(cell, _without(cell, "positions"), cell.about.get("positions") == "rope") for cell in cells if cell.done]
+    rotary = {key: cell for cell, key, is_rotary in done if is_rotary}
+    return [(cell, rotary[key]) for cell, key, is_rotary in done if not is_rotary and key in rotary]
 
 
 def _without(cell: CellResult, *left_out: str) -> str:
     """A key of everything about a cell except some of it; cells with equal keys agree in the rest."""
-    keys = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope")
-    kept = {key: cell.about.get(key) for key in keys if key not in left_out}
+    kept = {key: cell.about.get(key) for key in _KEYS if key not in left_out}
+    recipes = [result.get("job", {}).get("settings", {}).get("train") or {} for _, result in cell.models]
     lengths = ("epochs", "steps") if "length" in left_out else ()
-    return repr(kept | {"trained": [_training(result, lengths) for _, result in cell.models]})
-
-
-def _training(result: JsonObject, left_out: Sequence[str]) -> Any:
-    """The recipe of one model."""
-    found = result.get("job", {}).get("settings", {}).get("train") or {}
-    return sorted((key, value) for key, value in found.items() if key not in left_out)
+    return repr(kept | {"trained": [sorted((k, v) for k, v in each.items() if k not in lengths) for each in recipes]})
 
 
 @dataclass(frozen=True)
@@ -465,21 +419,29 @@ class Sweep:
     what: str  # heads, width, layers or steps
     cells: tuple[tuple[float, CellResult], ...]
 
+    @property
+    def means(self) -> dict[str, list[float | None]]:
+        """The mean barrier in each cell, by each main matcher that all of them have."""
+        found = [scores(cell) for _, cell in self.cells]
+        labels = [label for label in found[0] if is_main(label) and all(label in each for each in found)]
+        return {label: [each[label].mean for each in found] for label in labels}
+
 
 def sweeps(cells: Sequence[CellResult]) -> list[Sweep]:
     """All groups of two cells or more that differ only in the number of heads, width, depth or training steps."""
-    axes = {
-        "heads": (("heads", "finetune_heads"), n_heads),
-        "width": (("width",), lambda cell: cell.about.get("width")),
-        "layers": (("layers",), lambda cell: cell.about.get("layers")),
-        "steps": (("length",), lambda cell: quality(cell, "n_steps")),
-    }
     found = []
-    for what, (left_out, value) in axes.items():
+    for what in ("heads", "width", "layers", "steps"):
+        left_out = {"heads": ("heads", "finetune_heads"), "steps": ("length",)}.get(what, (what,))
         groups: dict[str, dict[float, CellResult]] = {}
         for cell in cells:
-            number = value(cell) if cell.done else None
+            number = _swept_number(cell, what) if cell.done else None
             if number is not None:
                 groups.setdefault(_without(cell, *left_out), {}).setdefault(number, cell)
         found += [Sweep(what, tuple(sorted(group.items()))) for group in groups.values() if len(group) > 1]
     return found
+
+
+def _swept_number(cell: CellResult, what: str) -> float | None:
+    if what == "heads":
+        return cell.about.get("finetune_heads") or cell.about.get("heads")
+    return quality(cell, "n_steps") if what == "steps" else cell.about.get(what)
