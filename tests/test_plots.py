@@ -8,8 +8,7 @@ import pytest
 
 from isobasin.errors import IsobasinError
 from isobasin.report.figures import plot_explain, plot_layers, plot_path, plot_plane
-from isobasin.report.result import LossPlane, read_result
-from isobasin.report.summary import N_BANDS, bands
+from isobasin.report.result import N_BANDS, LossPlane, bands, read_result
 from isobasin.report.svg import band_of, interpolate
 from path_documents import Document, document, minimal, with_hole
 

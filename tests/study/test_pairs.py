@@ -82,10 +82,10 @@ def test_products_are_in_tf32_on_lines_and_nowhere_else(tmp_path: Path, monkeypa
 
         return noted
 
-    for name in ("along", "logits"):  # the points of a line; how far alignment moved the outputs
+    for name in ("evaluate_line", "logits"):  # the points of a line; how far alignment moved the outputs
         monkeypatch.setattr(pairs, name, note(name, getattr(pairs, name)))
     measured(tmp_path, [folder_of("rope"), folder_of("rope", 1)], "all-attention", [{"matcher": "weights"}])
-    assert seen == {"along": {True}, "logits": {False}}
+    assert seen == {"evaluate_line": {True}, "logits": {False}}
     assert not torch.backends.cuda.matmul.allow_tf32
 
 

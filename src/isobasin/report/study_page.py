@@ -13,7 +13,7 @@ from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file
 from isobasin.report import figures, text
 from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch
-from isobasin.report.summary import RULE
+from isobasin.report.result import RULE
 from isobasin.report.svg import Range, Series, bar, panel, value_range
 from isobasin.report.text import Child, Html, Number, concat, element
 from isobasin.study.results import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from isobasin.report import text
-from isobasin.report.result import LossPlane, Values
-from isobasin.report.summary import N_BANDS, SAND, bands
+from isobasin.report.result import N_BANDS, SAND, LossPlane, Values, bands
 from isobasin.report.text import Html, Number, element, short
 
 Point = tuple[float, float]

@@ -18,7 +18,7 @@ from isobasin.model.config import preset_settings
 from isobasin.symmetries import SCOPES
 from isobasin.tasks.datasets import AUGMENTATIONS as AUGMENTATIONS
 
-MODELS = ("vit", "bert", "gpt2", "llama")
+DATA_KINDS = {"vit": "image", "bert": "text", "gpt2": "lm", "llama": "lm"}  # the data that each model reads
 POSITIONS = ("absolute", "sinusoidal", "learned", "rope", "alibi", "none")
 MATCHERS = ("weights", "activations", "learned", "reference")
 STARTS = ("weights", "activations")
@@ -90,7 +90,7 @@ PRETRAIN: Mapping[str, Field] = MappingProxyType(
 )
 CELL: Mapping[str, Field] = MappingProxyType(
     {
-        "model": _one_of(MODELS, required=True, spans=True),
+        "model": _one_of(tuple(DATA_KINDS), required=True, spans=True),
         "positions": _one_of(POSITIONS, spans=True),
         "layers": _count(required=True, spans=True),
         "heads": _count(required=True, spans=True),

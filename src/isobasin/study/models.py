@@ -21,6 +21,7 @@ from scipy.special import log_softmax
 from isobasin.errors import ArchitectureError, IsobasinError
 from isobasin.files import ResumeFile
 from isobasin.model import ModelConfig, Transformer
+from isobasin.study.config import DATA_KINDS
 from isobasin.study.plan import Context
 from isobasin.study.trainer import CheckpointConfig, TrainingRecipe, can_compile, train
 from isobasin.symmetries import SCOPES
@@ -176,10 +177,9 @@ def model_config(settings: Mapping[str, Any], data: Dataset) -> ModelConfig:
     sizes = {"n_layers": settings["layers"], "n_heads": settings["heads"], "d_model": width}
     other: dict[str, float] = {}
     sizes["d_ff"] = 16 * math.ceil(8 * width / 48) if model == "llama" else 4 * width
-    expected = {"vit": "image", "bert": "text"}.get(model, "lm")
-    if data.kind != expected:
+    if data.kind != DATA_KINDS[model]:
         raise IsobasinError(
-            f"model {model!r} on data set {data.name!r}, which is {data.kind}: expected {expected} data"
+            f"model {model!r} on data set {data.name!r}, which is {data.kind}: expected {DATA_KINDS[model]} data"
         )
     if data.image is not None:
         channels, side, _ = data.image

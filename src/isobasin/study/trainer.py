@@ -9,7 +9,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,11 +143,6 @@ def training_examples(config: ModelConfig, inputs: Tensor, targets: Tensor | Non
         return TokenStream(inputs, config.n_positions)
     if len(inputs) == 0 or len(inputs) != len(targets):
         raise IsobasinError(f"training data has {len(inputs)} inputs and {len(targets)} targets: expected one for each")
-    _check_classes(config, targets)
-    return LabelledExamples(inputs, targets)
-
-
-def _check_classes(config: ModelConfig, targets: Tensor) -> None:
     n_out = config.n_classes if config.n_classes is not None else config.d_vocab
     assert n_out is not None
     scored = targets[targets != IGNORED]
@@ -156,6 +150,7 @@ def _check_classes(config: ModelConfig, targets: Tensor) -> None:
         raise IsobasinError(
             f"training targets go from {int(scored.min())} to {int(scored.max())}, but the model has {n_out} outputs"
         )
+    return LabelledExamples(inputs, targets)
 
 
 def parameter_groups(
@@ -185,15 +180,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     )
 
 
-def _precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Mixed precision in `dtype`, or none. Casts are not cached: a recorded graph would reuse casts of old weights."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
-
-
-class EagerStep:
+class AdamWStep:
     """`step(x, y, rate)` is one step of AdamW; returns the loss before it, still on the device.
 
-    `pad` is the token that is masked; rows are padded with it on the right.
+    `pad` is the token that is masked; rows are padded with it on the right. With `example`, a batch on a CUDA device,
+    the step is recorded as a CUDA graph and replayed: all batches must then have the shape of the example. Recording
+    needs a few trial steps. They run at rate zero, and the optimizer's state is cleared after them. With `compiled` the
+    model's kernels are fused before they are recorded, which takes half a minute for a new combination of model and
+    batch shape.
     """
 
     def __init__(
@@ -204,36 +198,49 @@ class EagerStep:
         *,
         autocast: torch.dtype | None = None,
         pad: int | None = None,
+        example: tuple[Tensor, Tensor] | None = None,
+        compiled: bool = False,
     ) -> None:
-        self._model, self._recipe, self._autocast, self._pad = model, recipe, autocast, pad
-        self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=recipe.betas, fused=True)
+        self._model: Callable[[Tensor, Tensor | None], Tensor] = model
+        self._recipe, self._autocast, self._pad = recipe, autocast, pad
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if example is None:
+            self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=recipe.betas, fused=True)
+            return
+        if compiled:
+            self._model = compile_forward(model)
+        self._x, self._y = (tensor.clone() for tensor in example)
+        self._rate = torch.zeros((), device=self._x.device)
+        self.optimizer = torch.optim.AdamW(groups, lr=self._rate, betas=recipe.betas, fused=True, capturable=True)
+        self._graph, self._loss = capture_graph(self._recorded_step, self.optimizer)
 
     def __call__(self, x: Tensor, y: Tensor, rate: float) -> Tensor:
-        x, mask = _without_padding(x, self._pad)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return _adamw_step(self._model, self.optimizer, self._recipe, x, mask, y, self._autocast)
+        if self._graph is None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            return self._step(*_without_padding(x, self._pad), y)
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._rate.fill_(rate)
+        self._graph.replay()
+        return self._loss.clone()
 
+    def _recorded_step(self) -> Tensor:
+        return self._step(self._x, None if self._pad is None else self._x != self._pad, self._y)
 
-def _adamw_step(
-    model: Callable[[Tensor, Tensor | None], Tensor],
-    optimizer: torch.optim.Optimizer,
-    recipe: TrainingRecipe,
-    x: Tensor,
-    mask: Tensor | None,
-    y: Tensor,
-    autocast: torch.dtype | None,
-) -> Tensor:
-    """Forward, backward, clip, step; the same for eager and for recorded steps."""
-    optimizer.zero_grad(set_to_none=True)
-    with _precision(x.device, autocast):
-        logits = model(x, mask)
-    loss = cross_entropy(logits, y, recipe.label_smoothing)
-    loss.backward()
-    if recipe.grad_clip is not None:
-        torch.nn.utils.clip_grad_norm_(optimized_parameters(optimizer), recipe.grad_clip)
-    optimizer.step()
-    return loss.detach()
+    def _step(self, x: Tensor, mask: Tensor | None, y: Tensor) -> Tensor:
+        """Forward, backward, clip, step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        # Casts are not cached: a recorded graph would reuse casts of old weights.
+        mixed = torch.autocast(x.device.type, self._autocast, enabled=self._autocast is not None, cache_enabled=False)
+        with mixed:
+            logits = self._model(x, mask)
+        loss = cross_entropy(logits, y, self._recipe.label_smoothing)
+        loss.backward()
+        if self._recipe.grad_clip is not None:
+            torch.nn.utils.clip_grad_norm_(optimized_parameters(self.optimizer), self._recipe.grad_clip)
+        self.optimizer.step()
+        return loss.detach()
 
 
 def _without_padding(x: Tensor, pad: int | None) -> tuple[Tensor, Tensor | None]:
@@ -266,45 +273,6 @@ def _load_optimizer_state(optimizer: torch.optim.Optimizer, saved: list[dict[str
                 state[name].copy_(value)
             else:
                 state[name] = value.clone().to(parameter.device)
-
-
-class GraphedStep:
-    """`step(x, y, rate)` is one step of AdamW, replayed from a CUDA graph; all batches must have one shape.
-
-    Recording needs a few trial steps. They run at rate zero, and the optimizer's state is cleared after them. `pad` is
-    the token that is masked. With `compiled` the model's kernels are fused before they are recorded, which takes half a
-    minute for a new combination of model and batch shape.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        groups: ParameterGroups,
-        recipe: TrainingRecipe,
-        x: Tensor,
-        y: Tensor,
-        autocast: torch.dtype | None,
-        pad: int | None = None,
-        *,
-        compiled: bool = False,
-    ) -> None:
-        self._model = compile_forward(model) if compiled else model
-        self._recipe, self._autocast, self._pad = recipe, autocast, pad
-        self._x, self._y = x.clone(), y.clone()
-        self._rate = torch.zeros((), device=x.device)
-        self.optimizer = torch.optim.AdamW(groups, lr=self._rate, betas=recipe.betas, fused=True, capturable=True)
-        self._graph, self._loss = capture_graph(self._step, self.optimizer)
-
-    def __call__(self, x: Tensor, y: Tensor, rate: float) -> Tensor:
-        self._x.copy_(x)
-        self._y.copy_(y)
-        self._rate.fill_(rate)
-        self._graph.replay()
-        return self._loss.clone()
-
-    def _step(self) -> Tensor:
-        mask = None if self._pad is None else self._x != self._pad
-        return _adamw_step(self._model, self.optimizer, self._recipe, self._x, mask, self._y, self._autocast)
 
 
 def can_compile() -> bool:
@@ -404,10 +372,9 @@ def train(
     learner = copy.deepcopy(model).to(device).train()
     groups = parameter_groups(learner, recipe, only)
 
-    def make_step(x: Tensor, y: Tensor) -> EagerStep | GraphedStep:
-        if graphed and device.type == "cuda":
-            return GraphedStep(learner, groups, recipe, x, y, autocast, pad, compiled=compiled)
-        return EagerStep(learner, groups, recipe, autocast=autocast, pad=pad)
+    def make_step(x: Tensor, y: Tensor) -> AdamWStep:
+        example = (x, y) if graphed and device.type == "cuda" else None
+        return AdamWStep(learner, groups, recipe, autocast=autocast, pad=pad, example=example, compiled=compiled)
 
     run = _Run(learner, data, recipe, make_step, augment, checkpoints or CheckpointConfig(NullResumeStore()), seed)
     while run.step < run.n_steps:
@@ -425,14 +392,14 @@ class _Run:
         learner: Transformer,
         data: LabelledExamples | TokenStream,
         recipe: TrainingRecipe,
-        make_step: Callable[[Tensor, Tensor], EagerStep | GraphedStep],
+        make_step: Callable[[Tensor, Tensor], AdamWStep],
         augment: Augment | None,
         checkpoints: CheckpointConfig,
         seed: int,
     ) -> None:
         self._learner, self._data, self._recipe, self._augment = learner, data, recipe, augment
         self._make_step = make_step
-        self._stepper: EagerStep | GraphedStep | None = None
+        self._stepper: AdamWStep | None = None
         self._checkpoints, self._saved_at = checkpoints, time.monotonic()
         self._generator, self._queue = torch.Generator("cpu").manual_seed(seed), empty_queue()
         self.step, self.n_steps = 0, recipe.n_steps(len(data))
@@ -440,17 +407,22 @@ class _Run:
         self._losses: list[float] = []
         self._unread: list[Tensor] = []
         self._saved = checkpoints.record.find(_SECTION)
+        if self._saved is not None:  # weights and optimizer follow at the first step
+            self.step, self._queue = self._saved["step"], self._saved["waiting"]
+            self._generator.set_state(self._saved["generator"])
+            self._losses = list(self._saved["losses"])
+            self.history = [tuple(point) for point in self._saved["history"]]
 
     def advance(self) -> None:
         """One step. The first one resumes from a saved state, if there is one."""
-        if self._saved is not None:
-            self._restore_order(self._saved)
         x, y, queue = self._data.draw(self._recipe.batch_size, self._queue, self._generator)
         if self._augment:
             x = self._augment(x, self._generator)
         if self._stepper is None:
             self._stepper = self._make_step(x, y)
-            self._restore_weights()
+            if self._saved is not None:
+                self._restore(self._saved, self._stepper.optimizer)
+                self._saved = None
         self._unread.append(self._stepper(x, y, self._recipe.rate(self.step, self.n_steps)))
         self._queue, self.step = queue, self.step + 1
         self._evaluate()
@@ -485,21 +457,12 @@ class _Run:
             "history": [list(point) for point in self.history],
         }
 
-    def _restore_order(self, state: dict[str, Any]) -> None:
-        self.step, self._queue = state["step"], state["waiting"]
-        self._generator.set_state(state["generator"])
-        self._losses, self.history = list(state["losses"]), [tuple(point) for point in state["history"]]
-
     @torch.no_grad()
-    def _restore_weights(self) -> None:
+    def _restore(self, saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """After a graph was captured: its trial steps must not count, and its tensors must stay in place."""
-        if self._saved is None:
-            return
-        assert self._stepper is not None
         for name, parameter in self._learner.named_parameters():
-            parameter.copy_(self._saved["weights"][name])
-        _load_optimizer_state(self._stepper.optimizer, self._saved["optimizer"])
-        self._saved = None
+            parameter.copy_(saved["weights"][name])
+        _load_optimizer_state(optimizer, saved["optimizer"])
 
 
 def _finished(learner: Transformer, like: Transformer) -> Transformer:
