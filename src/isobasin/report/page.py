@@ -31,7 +31,7 @@ from isobasin.report.result import (
     table_rows,
     verdict,
 )
-from isobasin.report.text import Html, concat, element, short
+from isobasin.report.text import Child, Html, concat, element, short
 
 MAX_BYTES = 3_000_000
 _HASH_LENGTH = 16  # characters of a hash that are shown; the whole hash is in the title attribute
@@ -129,6 +129,14 @@ def scroll_table(label: str, heads: Sequence[str], rows: Sequence[Html], kind: s
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
+def table_row(name: Child, *cells: Child, kind: str | None = None) -> Html:
+    """A row of a table; a cell that is not a td element yet becomes one."""
+    shown = [
+        cell if isinstance(cell, Html) and cell.source.startswith("<td") else element("td", cell) for cell in cells
+    ]
+    return element("tr", element("th", name, scope="row"), *shown, class_=kind)
+
+
 def bar_cell(share: float | None, low: float, high: float, kind: str) -> Html:
     """A cell of a table with a share in per cent and its bar."""
     return element("td", element("span", text.percent(share)), svg.bar(share, low, high, kind))
@@ -155,13 +163,9 @@ def _overview(pairs: Sequence[PairResult], anchors: Sequence[str]) -> Html:
         found = verdict(pair)
         link = element("a", f"{short(pair.a.label, 24)} to {short(pair.b.label, 24)}", href=f"#{anchor}")
         cells = (found.state, text.number(found.naive), text.number(found.aligned), text.percent(found.share))
-        rows.append(_row(link, *(element("td", cell) for cell in cells)))
+        rows.append(table_row(link, *cells))
     caption = "Loss barriers in nats, and the share of the naive one that is left"
     return scroll_table("All pairs", ("pair", "verdict", "naive", "aligned", "share"), rows, "summary", caption)
-
-
-def _row(name: Html | str, *cells: Html, kind: str | None = None) -> Html:
-    return element("tr", element("th", name, scope="row"), *cells, class_=kind)
 
 
 # The sections of one pair.
@@ -257,7 +261,7 @@ def _number_row(row: TableRow) -> Html:
     height, lam = row.barrier.height, row.barrier.lam
     values = [text.metric(row.metric, value) for value in (row.start, row.middle, row.end)]
     cells = [*values, text.barrier(row.metric, height), text.number(lam if height else None, 3)]
-    return _row(concat([swatch(row.path), row.path]), *(element("td", cell) for cell in cells), kind=row.path)
+    return table_row(concat([swatch(row.path), row.path]), *cells, kind=row.path)
 
 
 def _distances(pair: PairResult) -> Html | None:
@@ -265,7 +269,7 @@ def _distances(pair: PairResult) -> Html | None:
     if found is None or not found.layers:
         return None
     table = heat_map(found.layers)
-    rows = [_row(layer_name(layer), *map(_heat_cell, cells)) for layer, cells in zip(table.layers, table.cells)]
+    rows = [table_row(layer_name(layer), *map(_heat_cell, cells)) for layer, cells in zip(table.layers, table.cells)]
     caption = "Share of the distance to the reference that alignment removed, and the distance before → after"
     heads = ("", *(short(space, 24) for space in table.spaces))
     words = "The distance over all tensors of the scope was not measured."
@@ -289,7 +293,9 @@ def _explanation(pair: PairResult) -> Html | None:
     shares = [share for found in pair.explain.values() for share in found.values() if share is not None]
     low, high = min([0.0, *shares]), max([0.01, *shares])
     rows = [
-        _row(short(name, 40), *(bar_cell(found.get(name), low, high, path) for path, found in pair.explain.items()))
+        table_row(
+            short(name, 40), *(bar_cell(found.get(name), low, high, path) for path, found in pair.explain.items())
+        )
         for name in components(pair)
     ]
     note = (
@@ -326,10 +332,10 @@ def _exactness(pair: PairResult) -> Html | None:
         return _block("Exactness", element("p", sentence))
     low, high = svg.log_range([change for _, change in changes] + ([epsilon] if epsilon else []))
     rows = [
-        _row(
+        table_row(
             f"{layer_name(layer.layer)}, {short(layer.space, 20)}",
-            element("td", text.number(change, 2)),
-            element("td", svg.log_strip(change, epsilon, low, high)),
+            text.number(change, 2),
+            svg.log_strip(change, epsilon, low, high),
         )
         for layer, change in changes
     ]

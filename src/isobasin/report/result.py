@@ -170,7 +170,11 @@ def read_result(source: Source) -> PathResult:
     if isinstance(source, HasResult):
         source = source.as_result()
     name = clean(source) if isinstance(source, Path | str) else "path.json"
-    document = _strict(source if isinstance(source, Mapping) else _load(Path(source)))
+    try:
+        document = strict_json(source if isinstance(source, Mapping) else _load(Path(source)), max_depth=_MAX_DEPTH)
+    except ValueError as error:
+        whole = Field(None, "the document")
+        raise whole.error("a file of `isobasin path`", f"nested deeper than {_MAX_DEPTH}") from error
     if (document.get("kind"), document.get("schema")) != ("isobasin.path", SCHEMA):
         found = f"{document.get('kind')!r:.40}, schema {document.get('schema')!r:.20}"
         raise IsobasinError(
@@ -181,13 +185,6 @@ def read_result(source: Source) -> PathResult:
         return _parse(Field(document, ""))
     except IsobasinError as error:
         raise IsobasinError(str(error).replace("path.json", name, 1)) from error
-
-
-def _strict(value: Any) -> Any:
-    try:
-        return strict_json(value, max_depth=_MAX_DEPTH)
-    except ValueError as error:
-        raise _error("the document", f"nested deeper than {_MAX_DEPTH}", "a file of `isobasin path`") from error
 
 
 def barrier_of(lambdas: tuple[float, ...], values: Values, *, rising: bool = False) -> BarrierPoint:
@@ -223,12 +220,6 @@ def _load(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _error(place: str, found: str, expected: str) -> IsobasinError:
-    return IsobasinError(
-        f"path.json: {clean(place)} is {found}, expected {expected}; write the file again by `isobasin path`"
-    )
-
-
 @dataclass(frozen=True)
 class Field:
     """A value of the document and its place in it, such as `curves.A-B.naive.loss[3]`; None where it is absent."""
@@ -238,7 +229,10 @@ class Field:
 
     def error(self, expected: str, found: str | None = None) -> IsobasinError:
         """The error for a value that is not what it should be; `found` describes it where it is too long to show."""
-        return _error(self.place, clean(repr(self.value))[:60] if found is None else found, expected)
+        found = clean(repr(self.value))[:60] if found is None else found
+        return IsobasinError(
+            f"path.json: {clean(self.place)} is {found}, expected {expected}; write the file again by `isobasin path`"
+        )
 
     def members(self) -> Mapping[str, Any]:
         """The members of the JSON object; none where it is absent."""
@@ -399,7 +393,7 @@ def _plane(entry: Field, a: str, b: str) -> LossPlane | None:
         return None
     x, y = entry["x"].finite(), entry["y"].finite()
     if not _ascending(x) or not _ascending(y):
-        raise _error(f"{entry.place}.x or y", "not ascending", "at least two ascending numbers")
+        raise Field(None, f"{entry.place}.x or y").error("at least two ascending numbers", "not ascending")
     loss = tuple(row.numbers() for row in entry["loss"].entries())
     if len(loss) != len(y) or any(len(row) != len(x) for row in loss):
         raise entry["loss"].error(f"{len(y)} rows of {len(x)}", f"{len(loss)} rows")

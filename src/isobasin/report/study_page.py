@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file
 from isobasin.report import figures, text
-from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch
+from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch, table_row
 from isobasin.report.result import RULE
 from isobasin.report.svg import Range, Series, bar, panel, value_range
-from isobasin.report.text import Child, Html, Number, concat, element
+from isobasin.report.text import Html, Number, concat, element
 from isobasin.study.results import (
     NAIVE,
     SCOPE_TITLES,
@@ -108,7 +108,10 @@ def scope_and_size(cell: CellResult) -> str:
 def render(study: Study) -> str:
     """The text of the page."""
     anchors = {id(cell): f"cell-{i + 1}" for i, cell in enumerate(study.cells)}
-    sections = _scope_sections(study, anchors)
+    sections: list[tuple[str, str, Html]] = []
+    for scope, cells in by_scope(study.cells).items():  # in the order of the paper
+        name, anchor = SCOPE_TITLES.get(scope, scope), f"scope-{scope}"
+        sections.append((name, anchor, _section(name, anchor, _scope_table(cells, anchors))))
     optional = (
         ("Absolute against RoPE", "positions", _positions_section(study)),
         ("Stage 2", "stage2", _stage2_section(study)),
@@ -142,14 +145,6 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Html], kind: str =
     return element("div", element("p", caption, class_="caption"), scroll, class_="tabled")
 
 
-def _row(name: Child, *cells: Child, kind: str | None = None) -> Html:
-    """A row of a table; a cell that is not a td element yet becomes one."""
-    shown = [
-        cell if isinstance(cell, Html) and cell.source.startswith("<td") else element("td", cell) for cell in cells
-    ]
-    return element("tr", element("th", name, scope="row"), *shown, class_=kind)
-
-
 def _cell_name(cell: CellResult, *, scope: bool = True) -> Html:
     return concat([title(cell), element("small", scope_and_size(cell) if scope else size_name(cell))])
 
@@ -175,15 +170,6 @@ def _intro(study: Study) -> Html:
     )
 
 
-def _scope_sections(study: Study, anchors: dict[int, str]) -> list[tuple[str, str, Html | None]]:
-    """A table for each scope, in the order of the paper."""
-    found: list[tuple[str, str, Html | None]] = []
-    for scope, cells in by_scope(study.cells).items():
-        name, anchor = SCOPE_TITLES.get(scope, scope), f"scope-{scope}"
-        found.append((name, anchor, _section(name, anchor, _scope_table(cells, anchors))))
-    return found
-
-
 def _scope_table(cells: Sequence[CellResult], anchors: dict[int, str]) -> Html:
     """One row for each cell of a scope; a cell that is not done has its status instead of numbers."""
     labels = list(dict.fromkeys(label for cell in cells for label in scores(cell) if is_main(label)))
@@ -207,13 +193,13 @@ def _scope_row(cell: CellResult, anchor: str, columns: Sequence[str]) -> Html:
         why = element("small", cell.why) if cell.why else None
         kind = f"status {cell.status.replace(' ', '-')}"
         note = element("td", cell.status, why, colspan=len(columns) + 2, class_=kind)
-        return _row(name, *start, note, kind="undone")
+        return table_row(name, *start, note, kind="undone")
     found = scores(cell)
     connected = [label for label in columns if label in found and found[label].connected]
     words = "by all" if len(connected) == len(columns) > 2 else ", ".join(connected)
     answer = element("td", words or "no", class_="yes" if connected else "no")
     naive = element("td", element("b", text.metric("loss", found[NAIVE].mean)), class_="s-naive")
-    return _row(name, *start, naive, *(_score(found.get(label)) for label in columns), answer)
+    return table_row(name, *start, naive, *(_score(found.get(label)) for label in columns), answer)
 
 
 def _score(score: Score | None) -> Html:
@@ -249,7 +235,7 @@ def _facing_row(cell: CellResult, rotary: CellResult, labels: Sequence[str]) -> 
     name = concat([f"{model_name(cell)} on {data_name(cell)}", element("small", scope_and_size(cell))])
     naive = [text.metric("loss", side[NAIVE].mean) for side in sides]
     shares = [text.percent(side[label].share) if label in side else text.MISSING for label in labels for side in sides]
-    return _row(name, str(cell.about.get("positions")), *naive, *shares)
+    return table_row(name, str(cell.about.get("positions")), *naive, *shares)
 
 
 def _share_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
@@ -260,7 +246,7 @@ def _share_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
     for cell, by_name in found:
         each = [by_name[name].share if name in by_name else None for name in names]
         naive = text.metric("loss", next(iter(by_name.values())).naive_mean)
-        rows.append(_row(_cell_name(cell), naive, *(bar_cell(share, 0.0, high, "aligned") for share in each)))
+        rows.append(table_row(_cell_name(cell), naive, *(bar_cell(share, 0.0, high, "aligned") for share in each)))
     return _table(caption, ("cell", NAIVE, *names), rows, "bars")
 
 
@@ -271,7 +257,9 @@ def _midpoint_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
         losses = [scores(cell)[NAIVE].half, *(by_name[name].half for name in names)]
         lowest = min((loss for loss in losses if loss is not None), default=None)
         shown = [(loss, text.MISSING if loss is None else f"{loss:.4f}") for loss in losses]
-        rows.append(_row(_cell_name(cell), *(element("b", word) if loss == lowest else word for loss, word in shown)))
+        rows.append(
+            table_row(_cell_name(cell), *(element("b", word) if loss == lowest else word for loss, word in shown))
+        )
     return _table(caption, ("cell", NAIVE, *names), rows)
 
 
@@ -328,7 +316,7 @@ def _rank_table(cells: Sequence[CellResult]) -> Html:
         chosen = mean([each["loss"][each["chosen"]] for each in found])
         best = mean([min((x for x in each["loss"] if x is not None), default=None) for each in found])
         losses = (text.metric("loss", value) for value in (naive, chosen, best))
-        rows.append(_row(_cell_name(cell), f"{ranks} of {len(found[0]['permutations'])}", hats, *losses))
+        rows.append(table_row(_cell_name(cell), f"{ranks} of {len(found[0]['permutations'])}", hats, *losses))
     caption = "The chosen permutation among all that were measured: rank and L̂ by pair, mean losses at the midpoint"
     return _table(caption, ("cell", "rank", "L̂", NAIVE, "chosen", "best"), rows)
 
@@ -389,7 +377,7 @@ def _layer_rows(cell: CellResult, found: JsonObject) -> list[Html]:
     rows = []
     for layer, (loss, rise) in enumerate(zip(found["loss"], rises)):
         name, before = ("", "") if layer else (_cell_name(cell, scope=False), text.metric("loss", found["before"]))
-        rows.append(_row(name, str(layer), before, text.metric("loss", loss), bar(rise, low, high, "aligned")))
+        rows.append(table_row(name, str(layer), before, text.metric("loss", loss), bar(rise, low, high, "aligned")))
     return rows
 
 
@@ -423,7 +411,7 @@ def _control_row(cell: CellResult, side: str, found: JsonObject) -> Html:
     before, after = (mean([pair[k] for pair in found["distance"]]) for k in (0, 1))
     distance = f"{text.number(before, 3)} → {text.number(after, 2)}"
     moved = text.number(max(found["function_change"]), 2)
-    return _row(_cell_name(cell, scope=False), f"{side}: {found['element'][0]}", moved, *rises, distance)
+    return table_row(_cell_name(cell, scope=False), f"{side}: {found['element'][0]}", moved, *rises, distance)
 
 
 def _sweeps_section(study: Study) -> Html | None:
@@ -494,7 +482,9 @@ def _models_section(study: Study) -> Html:
             seen.add(key)
             numbers = [text.metric(metric, facts.get(metric)) for metric in ("loss", "accuracy", "bits_per_byte")]
             counted = [f"{facts[k]:,}" if facts.get(k) else text.MISSING for k in ("n_steps", "n_params")]
-            rows.append(_row(_cell_name(cell), str(seed), *numbers, *counted, text.number(facts.get("seconds"), 3)))
+            rows.append(
+                table_row(_cell_name(cell), str(seed), *numbers, *counted, text.number(facts.get("seconds"), 3))
+            )
     heads = ("cell", "seed", "loss", "accuracy", "bits per byte", "steps", "parameters", "seconds")
     table = _table("Every model on its test data", heads, rows)
     return _section("Models", "models", element("details", element("summary", "Every model"), table))

@@ -89,11 +89,8 @@ def _train_and_test(
 
     On CUDA in bfloat16, with a step as one graph, compiled where that is possible; otherwise in float32.
     """
-    device, table, batch_size = (
-        torch.device(context.device),
-        settings["train"],
-        eval_batch_size(data.kind, context.device),
-    )
+    device, table = torch.device(context.device), settings["train"]
+    batch_size = eval_batch_size(data.kind, context.device)
     cache_key = {**settings, "data": dict(data.facts), "model": model.config.to_dict()}
     record = ResumeFile(context.scratch / "training", "learning", cache_key, tensors=True)
     probe = data.task("test", samples=EVALUATION_SAMPLES, batch_size=batch_size)

@@ -74,12 +74,8 @@ def run_study(grid: str | Path, out: str | Path, config: RunConfig, *, command: 
     for cell in chosen:
         check_dataset(cell, config.data)
     checkpoints = {cell.label: find_checkpoint(cell, Path(grid).parent) for cell in found.cells}
-    plans = []
-    for cell in found.cells:
-        checkpoint = checkpoints[cell.label]
-        # Only labelled text has a baseline.
-        settings = checkpoint.settings if checkpoint else None
-        plans.append(plan_cell(cell, checkpoint=settings, baseline=cell.model == "bert"))
+    settings = {label: checkpoint.settings for label, checkpoint in checkpoints.items() if checkpoint}
+    plans = [plan_cell(cell, checkpoint=settings.get(cell.label)) for cell in found.cells]
     wanted = [plan for plan in plans if plan.cell in chosen]
     _check_place(store.root)
     with _locked(store.root):
