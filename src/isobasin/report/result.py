@@ -402,14 +402,13 @@ def _plane(entry: Field, a: str, b: str) -> LossPlane | None:
     roles = {"A": a, "B": b, "B aligned": f"{b} aligned"}
     if not set(points) <= set(roles):
         roles = {}
-    return LossPlane(x, y, loss, {clean(roles.get(name, name)): _point(entry["points"][name]) for name in points})
-
-
-def _point(entry: Field) -> tuple[float, float]:
-    values = entry.finite()
-    if len(values) != 2:
-        raise Field(list(values), entry.place).error("two numbers")
-    return values[0], values[1]
+    places = {}
+    for name in points:
+        values = entry["points"][name].finite()
+        if len(values) != 2:
+            raise entry["points"][name].error("two numbers")
+        places[clean(roles.get(name, name))] = (values[0], values[1])
+    return LossPlane(x, y, loss, places)
 
 
 # What figures and pages state about a result.

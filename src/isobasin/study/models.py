@@ -196,11 +196,7 @@ def open_dataset_for(folder: Path, config: ModelConfig, name: str, root: Path | 
     """Data for an existing model, cut to its sequence length or image size; an error if they do not fit."""
     sequence = config.n_positions if config.d_vocab else None
     data = open_dataset(name, root, sequence=sequence, side=config.image_size)
-    _check_fits(config, data, Vocabulary.read(folder, config.d_vocab or 0))
-    return data
-
-
-def _check_fits(config: ModelConfig, data: Dataset, vocabulary: Vocabulary) -> None:
+    vocabulary = Vocabulary.read(folder, config.d_vocab or 0)
     kind = "image" if config.image_size else "text" if config.n_classes else "lm"
     if kind != data.kind:
         raise IsobasinError(f"data set {data.name!r} is {data.kind}, but the pretrained model is for {kind} data")
@@ -213,6 +209,7 @@ def _check_fits(config: ModelConfig, data: Dataset, vocabulary: Vocabulary) -> N
             f"data set {data.name!r}: its vocabulary is not that of the pretrained model; use bytes for both, "
             f"{data.name.partition(':')[0]}:bytes"
         )
+    return data
 
 
 def _head_parameters(model: Transformer) -> frozenset[str]:

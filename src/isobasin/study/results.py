@@ -23,7 +23,7 @@ SCOPE_TITLES = {
 }
 STAGES = {"weights/none": "none", "weights/orthogonal": "orthogonal", "weights": "full"}
 _KEYS = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope")
-_SHAPE = ("model", "positions", "layers", "heads", "width")
+_MODEL_KEYS = ("loss", "accuracy", "bits_per_byte", "perplexity", "n_steps", "n_params", "seconds")
 _ABLATIONS = ("heads", "layers", "control")
 _MODELS = {"vit": "ViT", "bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
 _DATASETS = {
@@ -165,7 +165,9 @@ def _rows_from_results(done: Mapping[str, JsonObject]) -> list[dict[str, Any]]:
             continue
         ends = [done[need]["job"] for need in job["needs"]]
         about = _about(ends[0], job["settings"], done)
-        row = rows.setdefault(json.dumps(about, sort_keys=True), about | _empty_row(ends[0]))
+        pretrained = ends[0]["needs"][0] if ends[0]["kind"] == "finetune" else None
+        empty = {"status": "done", "why": None, "jobs": {"pairs": [], "models": [], "pretrain": pretrained}}
+        row = rows.setdefault(json.dumps(about, sort_keys=True), about | empty)
         seeds = [end["settings"]["seed"] for end in ends]
         row["jobs"]["pairs"].append({"seeds": seeds, "job": name})
         for seed, need in zip(seeds, job["needs"]):
@@ -182,21 +184,15 @@ def _about(end: JsonObject, settings: JsonObject, done: Mapping[str, JsonObject]
     """What the models of a pair have in common."""
     tuned = end["settings"] if end["kind"] == "finetune" else {}
     first = done[end["needs"][0]]["job"]["settings"] if tuned and end["needs"][0] in done else end["settings"]
-    shape = {key: first.get(key) for key in _SHAPE}
     trained = {key: each.get("train") for key, each in (("pretrain", first), ("finetune", tuned)) if each}
     return {
-        **shape,
+        **{key: first.get(key) for key in ("model", "positions", "layers", "heads", "width")},
         "dataset": settings.get("dataset"),
         "scope": settings.get("scope"),
         "frozen": bool(tuned.get("frozen")),
         "finetune_heads": tuned.get("heads"),
         "trained": trained,
     }
-
-
-def _empty_row(end: JsonObject) -> dict[str, Any]:
-    pretrained = end["needs"][0] if end["kind"] == "finetune" else None
-    return {"status": "done", "why": None, "jobs": {"pairs": [], "models": [], "pretrain": pretrained}}
 
 
 def _baseline_and_ablations(row: JsonObject, done: Mapping[str, JsonObject]) -> dict[str, Any]:
@@ -294,7 +290,10 @@ def summary_row(cell: CellResult) -> dict[str, Any]:
         **{key: cell.about.get(key) for key in (*_KEYS, "cell")},
         "status": cell.status,
         "why": cell.why,
-        "models": [{"seed": seed, **_model_row(result)} for seed, result in cell.models],
+        "models": [
+            {"seed": seed, **{key: result[key] for key in _MODEL_KEYS if result.get(key) is not None}}
+            for seed, result in cell.models
+        ],
         "accuracy": quality(cell, "accuracy"),
         "bits_per_byte": quality(cell, "bits_per_byte"),
         "baseline": cell.baseline,
@@ -317,11 +316,6 @@ def summary_row(cell: CellResult) -> dict[str, Any]:
             "layers": [{key: each.get(key) for key in ("before", "loss")} for each in cell.ablations["layers"]],
         },
     }
-
-
-def _model_row(result: JsonObject) -> dict[str, Any]:
-    shown = ("loss", "accuracy", "bits_per_byte", "perplexity", "n_steps", "n_params", "seconds")
-    return {key: result[key] for key in shown if result.get(key) is not None}
 
 
 def model_name(cell: CellResult) -> str:

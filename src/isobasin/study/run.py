@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from isobasin.errors import IsobasinError
-from isobasin.model.config import ModelConfig
 from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
 from isobasin.path.curve import is_connected
 from isobasin.path.provenance import provenance
@@ -218,7 +217,13 @@ def find_checkpoint(cell: Cell, base: Path) -> PretrainedCheckpoint | None:
         return None
     folder = base / cell.pretrain["checkpoint"]
     config, _ = read_folder(folder)
-    _check_sizes(cell, config, folder)
+    sizes = {"positions": cell.positions, "n_layers": cell.layers, "n_heads": cell.heads, "d_model": cell.width}
+    for name, value in sizes.items():
+        if getattr(config, name) != value:
+            raise IsobasinError(
+                f"pretrain.checkpoint {folder}: {name} is {getattr(config, name)}, but the cell says {value}; "
+                "change one of them"
+            )
     content = hashlib.sha256()
     for file in _checkpoint_files(folder):
         content.update(hashlib.sha256(file.read_bytes()).digest())
@@ -228,16 +233,6 @@ def find_checkpoint(cell: Cell, base: Path) -> PretrainedCheckpoint | None:
 def _checkpoint_files(folder: Path) -> list[Path]:
     """The files of a model of the study; other files in its folder are ignored."""
     return [path for name in (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER) if (path := folder / name).is_file()]
-
-
-def _check_sizes(cell: Cell, config: ModelConfig, folder: Path) -> None:
-    sizes = {"positions": cell.positions, "n_layers": cell.layers, "n_heads": cell.heads, "d_model": cell.width}
-    for name, value in sizes.items():
-        if getattr(config, name) != value:
-            raise IsobasinError(
-                f"pretrain.checkpoint {folder}: {name} is {getattr(config, name)}, but the cell says {value}; "
-                "change one of them"
-            )
 
 
 def import_checkpoint(job: Job, checkpoint: PretrainedCheckpoint, store: Store) -> None:

@@ -8,8 +8,8 @@ import importlib.util
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ Watch = Callable[[int, int], None]
 ParameterGroups = list[dict[str, Any]]
 
 _SECTION = "training"
+_N_EVALUATIONS = 10
 _WARMUP_STEPS = 3  # before a graph is captured
 _MAX_COMPILED = 64  # model and batch shapes that one process may compile; torch's default is a few
 
@@ -256,25 +257,6 @@ def optimized_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
-    """The optimizer's state for each parameter, in their order; empty before the first step."""
-    return [
-        {name: value.detach().cpu().clone() for name, value in optimizer.state.get(p, {}).items()}
-        for p in optimized_parameters(optimizer)
-    ]
-
-
-def _load_optimizer_state(optimizer: torch.optim.Optimizer, saved: list[dict[str, Tensor]]) -> None:
-    """The inverse. Existing state is overwritten in place: a recorded graph refers to tensors by their address."""
-    for parameter, found in zip(optimized_parameters(optimizer), saved):
-        state = optimizer.state[parameter]
-        for name, value in found.items():
-            if name in state:
-                state[name].copy_(value)
-            else:
-                state[name] = value.clone().to(parameter.device)
-
-
 def can_compile() -> bool:
     """Whether torch can compile kernels here: it needs Triton and a C compiler."""
     return importlib.util.find_spec("triton") is not None and any(shutil.which(name) for name in ("cc", "gcc", "clang"))
@@ -334,7 +316,6 @@ class CheckpointConfig:
     record: ResumeStore
     every_s: float = 30.0
     evaluate: Callable[[Transformer], tuple[float, ...]] | None = None  # such as loss and accuracy on held-out data
-    n_evaluations: int = 10
 
 
 def train(
@@ -372,97 +353,91 @@ def train(
     learner = copy.deepcopy(model).to(device).train()
     groups = parameter_groups(learner, recipe, only)
 
-    def make_step(x: Tensor, y: Tensor) -> AdamWStep:
-        example = (x, y) if graphed and device.type == "cuda" else None
-        return AdamWStep(learner, groups, recipe, autocast=autocast, pad=pad, example=example, compiled=compiled)
-
-    run = _Run(learner, data, recipe, make_step, augment, checkpoints or CheckpointConfig(NullResumeStore()), seed)
-    while run.step < run.n_steps:
-        run.advance()
+    keep = checkpoints or CheckpointConfig(NullResumeStore())
+    n_steps, stepper, saved_at = recipe.n_steps(len(data)), None, time.monotonic()
+    state = _State(torch.Generator("cpu").manual_seed(seed))
+    saved = keep.record.find(_SECTION)
+    if saved is not None:
+        state.restore(saved)
+    while state.step < n_steps:
+        x, y, state.queue = data.draw(recipe.batch_size, state.queue, state.generator)
+        if augment:
+            x = augment(x, state.generator)
+        if stepper is None:
+            example = (x, y) if graphed and device.type == "cuda" else None
+            stepper = AdamWStep(learner, groups, recipe, autocast=autocast, pad=pad, example=example, compiled=compiled)
+            if saved is not None:
+                _restore_weights(learner, stepper.optimizer, saved)
+        state.unread.append(stepper(x, y, recipe.rate(state.step, n_steps)))
+        state.step += 1
+        part = state.step * _N_EVALUATIONS // n_steps
+        if keep.evaluate and part > (state.step - 1) * _N_EVALUATIONS // n_steps:
+            state.history.append((float(state.step), *keep.evaluate(learner.eval())))
+            learner.train()
+        if time.monotonic() - saved_at >= keep.every_s and state.step < n_steps:
+            keep.record.keep(_SECTION, state.to_dict() | _saved_weights(learner, stepper.optimizer))
+            saved_at = time.monotonic()
         if watch:
-            watch(run.step, run.n_steps)
-    return TrainResult(_finished(learner, like=model), tuple(run.read_losses()), tuple(run.history))
+            watch(state.step, n_steps)
+    return TrainResult(_finished(learner, like=model), tuple(state.read_losses()), tuple(state.history))
 
 
-class _Run:
-    """The state of a training run: everything that changes from step to step is in its checkpoint."""
+@dataclass
+class _State:
+    """What changes from step to step, beside the weights and the optimizer."""
 
-    def __init__(
-        self,
-        learner: Transformer,
-        data: LabelledExamples | TokenStream,
-        recipe: TrainingRecipe,
-        make_step: Callable[[Tensor, Tensor], AdamWStep],
-        augment: Augment | None,
-        checkpoints: CheckpointConfig,
-        seed: int,
-    ) -> None:
-        self._learner, self._data, self._recipe, self._augment = learner, data, recipe, augment
-        self._make_step = make_step
-        self._stepper: AdamWStep | None = None
-        self._checkpoints, self._saved_at = checkpoints, time.monotonic()
-        self._generator, self._queue = torch.Generator("cpu").manual_seed(seed), empty_queue()
-        self.step, self.n_steps = 0, recipe.n_steps(len(data))
-        self.history: list[tuple[float, ...]] = []
-        self._losses: list[float] = []
-        self._unread: list[Tensor] = []
-        self._saved = checkpoints.record.find(_SECTION)
-        if self._saved is not None:  # weights and optimizer follow at the first step
-            self.step, self._queue = self._saved["step"], self._saved["waiting"]
-            self._generator.set_state(self._saved["generator"])
-            self._losses = list(self._saved["losses"])
-            self.history = [tuple(point) for point in self._saved["history"]]
-
-    def advance(self) -> None:
-        """One step. The first one resumes from a saved state, if there is one."""
-        x, y, queue = self._data.draw(self._recipe.batch_size, self._queue, self._generator)
-        if self._augment:
-            x = self._augment(x, self._generator)
-        if self._stepper is None:
-            self._stepper = self._make_step(x, y)
-            if self._saved is not None:
-                self._restore(self._saved, self._stepper.optimizer)
-                self._saved = None
-        self._unread.append(self._stepper(x, y, self._recipe.rate(self.step, self.n_steps)))
-        self._queue, self.step = queue, self.step + 1
-        self._evaluate()
-        if time.monotonic() - self._saved_at >= self._checkpoints.every_s and self.step < self.n_steps:
-            self._checkpoints.record.keep(_SECTION, self._state())
-            self._saved_at = time.monotonic()
+    generator: torch.Generator
+    queue: Tensor = field(default_factory=empty_queue)
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    history: list[tuple[float, ...]] = field(default_factory=list)
+    unread: list[Tensor] = field(default_factory=list)
 
     def read_losses(self) -> list[float]:
         """All losses so far. They are copied in batches: one copy per step would make the device wait."""
-        if self._unread:
-            self._losses += torch.stack(self._unread).tolist()
-            self._unread = []
-        return self._losses
+        if self.unread:
+            self.losses += torch.stack(self.unread).tolist()
+            self.unread = []
+        return self.losses
 
-    def _evaluate(self) -> None:
-        evaluate, n = self._checkpoints.evaluate, self._checkpoints.n_evaluations
-        if evaluate is None or (self.step * n) // self.n_steps == ((self.step - 1) * n) // self.n_steps:
-            return
-        self._learner.eval()
-        self.history.append((float(self.step), *evaluate(self._learner)))
-        self._learner.train()
-
-    def _state(self) -> dict[str, Any]:
-        assert self._stepper is not None
+    def to_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "weights": {name: p.detach().cpu().clone() for name, p in self._learner.named_parameters()},
-            "optimizer": _optimizer_state(self._stepper.optimizer),
-            "generator": self._generator.get_state(),
-            "waiting": self._queue,
+            "generator": self.generator.get_state(),
+            "waiting": self.queue,
             "losses": list(self.read_losses()),
             "history": [list(point) for point in self.history],
         }
 
-    @torch.no_grad()
-    def _restore(self, saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """After a graph was captured: its trial steps must not count, and its tensors must stay in place."""
-        for name, parameter in self._learner.named_parameters():
-            parameter.copy_(saved["weights"][name])
-        _load_optimizer_state(optimizer, saved["optimizer"])
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.step, self.queue = saved["step"], saved["waiting"]
+        self.generator.set_state(saved["generator"])
+        self.losses, self.history = list(saved["losses"]), [tuple(point) for point in saved["history"]]
+
+
+def _saved_weights(learner: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The weights, and the optimizer's state for each parameter in their order."""
+    weights = {name: p.detach().cpu().clone() for name, p in learner.named_parameters()}
+    states = [
+        {name: value.detach().cpu().clone() for name, value in optimizer.state.get(p, {}).items()}
+        for p in optimized_parameters(optimizer)
+    ]
+    return {"weights": weights, "optimizer": states}
+
+
+@torch.no_grad()
+def _restore_weights(learner: Transformer, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """The inverse, after a graph was captured: its trial steps must not count. Existing tensors are overwritten in
+    place: a recorded graph refers to them by their address."""
+    for name, parameter in learner.named_parameters():
+        parameter.copy_(saved["weights"][name])
+    for optimized, found in zip(optimized_parameters(optimizer), saved["optimizer"]):
+        state = optimizer.state[optimized]
+        for name, value in found.items():
+            if name in state:
+                state[name].copy_(value)
+            else:
+                state[name] = value.clone().to(optimized.device)
 
 
 def _finished(learner: Transformer, like: Transformer) -> Transformer:
