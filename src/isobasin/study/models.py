@@ -37,14 +37,7 @@ LOSS_POINTS = 100  # of the curve of training losses in the result
 MAX_TERMS = 200_000  # of the baseline
 INVERSE_REGULARISATION = 10.0  # C: the weight of the data against ‖w‖²/2
 _PATCH_SIZES = {28: 7, 32: 4, 64: 8, 224: 16}
-_LENGTHS = ("epochs", "steps")
-_RECIPE_KEYS = {
-    "batch": "batch_size",
-    "rate": "peak_lr",
-    "decay": "weight_decay",
-    "warmup": "warmup",
-    "smoothing": "label_smoothing",
-}
+_RECIPE_KEYS = {"batch": "batch_size", "rate": "peak_lr", "decay": "weight_decay", "smoothing": "label_smoothing"}
 
 
 def pretrain(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
@@ -131,18 +124,13 @@ def _train_and_test(
 
 
 def recipe_from_table(table: Mapping[str, Any]) -> TrainingRecipe:
-    """A table of the grid as a recipe.
+    """A table of the grid, whose keys were checked when it was read, as a recipe.
 
     >>> recipe_from_table({"epochs": 2, "batch": 64, "rate": 1e-3}).batch_size
     64
     """
-    if unknown := sorted(set(table) - set(_RECIPE_KEYS) - {*_LENGTHS, "augment"}):
-        known = ", ".join((*_LENGTHS, *_RECIPE_KEYS))
-        raise IsobasinError(f"train: unknown key {unknown[0]!r}, expected {known} or augment")
-    return TrainingRecipe(
-        **{name: table[name] for name in _LENGTHS if table.get(name) is not None},
-        **{name: table[key] for key, name in _RECIPE_KEYS.items() if table.get(key) is not None},
-    )
+    given = {key: value for key, value in table.items() if key != "augment" and value is not None}
+    return TrainingRecipe(**{_RECIPE_KEYS.get(key, key): value for key, value in given.items()})
 
 
 @torch.inference_mode()

@@ -166,8 +166,8 @@ def _rows_from_results(done: Mapping[str, JsonObject]) -> list[dict[str, Any]]:
         ends = [done[need]["job"] for need in job["needs"]]
         about = _about(ends[0], job["settings"], done)
         pretrained = ends[0]["needs"][0] if ends[0]["kind"] == "finetune" else None
-        empty = {"status": "done", "why": None, "jobs": {"pairs": [], "models": [], "pretrain": pretrained}}
-        row = rows.setdefault(json.dumps(about, sort_keys=True), about | empty)
+        empty: JsonObject = {"status": "done", "why": None, "jobs": {"pairs": [], "models": [], "pretrain": pretrained}}
+        row = rows.setdefault(json.dumps(about, sort_keys=True), {**about, **empty})
         seeds = [end["settings"]["seed"] for end in ends]
         row["jobs"]["pairs"].append({"seeds": seeds, "job": name})
         for seed, need in zip(seeds, job["needs"]):
