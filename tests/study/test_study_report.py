@@ -204,9 +204,7 @@ def test_rows_of_the_ablations(tmp_path: Path) -> None:
     assert "Mean over 4 cells with a re-initialised first attention: none 75" in text
     assert list(distance_cells(study.cells)[0][1]) == ["complete", "cosine"]
     facing = position_comparisons(study.cells)
-    assert [(a.about["positions"], r.about["positions"]) for a, r in facing] == [
-        ("sinusoidal", "rope")
-    ] * 2
+    assert [(a.about["positions"], r.about["positions"]) for a, r in facing] == [("sinusoidal", "rope")] * 2
     (sweep,) = sweeps(study.cells)
     assert (sweep.what, [number for number, _ in sweep.cells]) == ("heads", [4, 8])
 

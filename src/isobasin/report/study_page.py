@@ -416,8 +416,8 @@ def _control_row(cell: CellResult, side: str, found: JsonObject) -> Html:
 
 def _sweeps_section(study: Study) -> Html | None:
     found = sweeps(study.cells)
-    figures = element("div", *map(_sweep, found), class_="panels")
-    return _section("Against heads, width, depth and training time", "sweeps", figures) if found else None
+    panels = element("div", *map(_sweep, found), class_="panels")
+    return _section("Against heads, width, depth and training time", "sweeps", panels) if found else None
 
 
 def _sweep(sweep: Sweep) -> Html:
@@ -449,8 +449,8 @@ def _curves(cell: CellResult, anchor: str) -> Html:
         why = f"{cell.status}{f': {cell.why}' if cell.why else ''}"
         return element("p", element("b", name), f" ({size_name(cell)}): {why}.", id=anchor, class_="status")
     head = element("summary", name, " ", element("small", size_name(cell)))
-    figures = [_pair_panels(cell, metric) for metric in cell.metrics]
-    return element("details", head, *figures, id=anchor, class_="curves", open=True)
+    panels = [_pair_panels(cell, metric) for metric in cell.metrics]
+    return element("details", head, *panels, id=anchor, class_="curves", open=True)
 
 
 def _pair_panels(cell: CellResult, metric: str) -> Html:
