@@ -11,8 +11,7 @@ from isobasin.cli.report import report_facts, report_lines
 from isobasin.errors import IsobasinError
 from isobasin.report import page, read_result, table_rows, verdict, write_report
 from isobasin.report.page import MAX_BYTES, embed, render
-from isobasin.report.result import PairResult
-from isobasin.report.summary import components, exactness, heat_map
+from isobasin.report.result import PairResult, components, exactness, heat_map
 from isobasin.report.text import clean, element, short
 from path_documents import Document, document, minimal, with_hole
 

@@ -11,9 +11,8 @@ from isobasin.errors import IsobasinError
 from isobasin.files import strict_json
 from isobasin.model import ModelConfig, Transformer
 from isobasin.study import pairs
-from isobasin.study.align import unlabeled_inputs
 from isobasin.study.config import MatcherConfig
-from isobasin.study.pairs import pair
+from isobasin.study.pairs import pair, unlabeled_inputs
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.mean_coordinates import ReaderMean
 from isobasin.tasks import Batch, Task

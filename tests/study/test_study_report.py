@@ -11,8 +11,7 @@ import pytest
 from study_documents import MATCHERS, Written, full_study
 
 from isobasin.errors import IsobasinError
-from isobasin.report.study_figures import file_names, write_figures
-from isobasin.report.study_page import render, write_study_report
+from isobasin.report.study_page import file_names, render, write_figures, write_study_report
 from isobasin.report.svg import Series, panel, ticks, value_range
 from isobasin.report.text import NBSP
 from isobasin.study.results import (
@@ -205,9 +204,7 @@ def test_rows_of_the_ablations(tmp_path: Path) -> None:
     assert "Mean over 4 cells with a re-initialised first attention: none 75" in text
     assert list(distance_cells(study.cells)[0][1]) == ["complete", "cosine"]
     facing = position_comparisons(study.cells)
-    assert [(f.absolute.about["positions"], f.rotary.about["positions"]) for f in facing] == [
-        ("sinusoidal", "rope")
-    ] * 2
+    assert [(a.about["positions"], r.about["positions"]) for a, r in facing] == [("sinusoidal", "rope")] * 2
     (sweep,) = sweeps(study.cells)
     assert (sweep.what, [number for number, _ in sweep.cells]) == ("heads", [4, 8])
 
@@ -236,19 +233,20 @@ def test_a_sweep_over_training_time_varies_nothing_else(tmp_path: Path) -> None:
     assert size_name(study.cells[0], but="heads") == f"1 layer, d{NBSP}={NBSP}192"
 
 
-def test_summary_and_page_are_written_whole(tmp_path: Path) -> None:
+def test_summary_and_page_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isobasin.report.study_page.write_figures", lambda *_: [])  # takes long
     folder = full_study(tmp_path / "study")
-    page = write_study_report(folder, figures=False)
+    page = write_study_report(folder)
     assert page == folder / "report.html"
     rows = json.loads((folder / "summary.json").read_text("utf-8"))["cells"]
     assert len(rows) == 9
     first = rows[0]["barrier"]["weights"]
     assert first["each"] == pytest.approx([0.04, 0.044, 0.048])
     assert (first["share"], first["connected"]) == (pytest.approx(0.1), False)
-    other = write_study_report(folder, tmp_path / "else.html", figures=False)
+    other = write_study_report(folder, tmp_path / "else.html")
     assert other.read_bytes() == page.read_bytes()
     with pytest.raises(IsobasinError, match=r"no such folder for page\.html"):
-        write_study_report(folder, tmp_path / "none" / "page.html", figures=False)
+        write_study_report(folder, tmp_path / "none" / "page.html")
 
 
 def test_figures_are_drawn_from_the_json_and_are_the_same_each_time(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study_report(full_study(tmp_path_factory.mktemp("study")), figures=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("isobasin.report.study_page.write_figures", lambda *_: [])  # takes long
+        return write_study_report(full_study(tmp_path_factory.mktemp("study")))
 
 
 @pytest.fixture

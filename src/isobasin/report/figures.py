@@ -17,15 +17,19 @@ from isobasin.files import atomic_write, check_output_file
 from isobasin.report import text
 from isobasin.report.result import (
     METRICS,
+    SAND,
     LossPlane,
     ModelInfo,
     PairResult,
     PathCurves,
     PathResult,
     Source,
+    bands,
+    components,
+    heat_map,
+    how_aligned,
     read_result,
 )
-from isobasin.report.summary import SAND, bands, components, heat_map, how_aligned
 from isobasin.report.text import Number, short
 
 if TYPE_CHECKING:

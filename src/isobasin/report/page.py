@@ -12,9 +12,26 @@ from typing import Any
 
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file
-from isobasin.report import summary, svg, text
-from isobasin.report.result import LayerChange, PairResult, PathResult, Source, read_result
-from isobasin.report.text import Html, concat, element, short
+from isobasin.report import svg, text
+from isobasin.report.result import (
+    RULE,
+    LayerChange,
+    PairResult,
+    PathResult,
+    Source,
+    TableRow,
+    bands,
+    components,
+    epsilon_of,
+    exactness,
+    heat_map,
+    how_aligned,
+    layer_name,
+    read_result,
+    table_rows,
+    verdict,
+)
+from isobasin.report.text import Child, Html, concat, element, short
 
 MAX_BYTES = 3_000_000
 _HASH_LENGTH = 16  # characters of a hash that are shown; the whole hash is in the title attribute
@@ -112,6 +129,14 @@ def scroll_table(label: str, heads: Sequence[str], rows: Sequence[Html], kind: s
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
+def table_row(name: Child, *cells: Child, kind: str | None = None) -> Html:
+    """A row of a table; a cell that is not a td element yet becomes one."""
+    shown = [
+        cell if isinstance(cell, Html) and cell.source.startswith("<td") else element("td", cell) for cell in cells
+    ]
+    return element("tr", element("th", name, scope="row"), *shown, class_=kind)
+
+
 def bar_cell(share: float | None, low: float, high: float, kind: str) -> Html:
     """A cell of a table with a share in per cent and its bar."""
     return element("td", element("span", text.percent(share)), svg.bar(share, low, high, kind))
@@ -135,16 +160,12 @@ def _overview(pairs: Sequence[PairResult], anchors: Sequence[str]) -> Html:
     """The verdicts of all pairs."""
     rows = []
     for pair, anchor in zip(pairs, anchors):
-        found = summary.verdict(pair)
+        found = verdict(pair)
         link = element("a", f"{short(pair.a.label, 24)} to {short(pair.b.label, 24)}", href=f"#{anchor}")
         cells = (found.state, text.number(found.naive), text.number(found.aligned), text.percent(found.share))
-        rows.append(_row(link, *(element("td", cell) for cell in cells)))
+        rows.append(table_row(link, *cells))
     caption = "Loss barriers in nats, and the share of the naive one that is left"
     return scroll_table("All pairs", ("pair", "verdict", "naive", "aligned", "share"), rows, "summary", caption)
-
-
-def _row(name: Html | str, *cells: Html, kind: str | None = None) -> Html:
-    return element("tr", element("th", name, scope="row"), *cells, class_=kind)
 
 
 # The sections of one pair.
@@ -177,12 +198,12 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Html], kind: str) 
 
 
 def _verdict(pair: PairResult) -> Html:
-    found = summary.verdict(pair)
+    found = verdict(pair)
     badge = element("strong", f"{_STATES[found.state]}.", class_="state")
     return element(
         "div",
         element("p", badge, " ", found.sentence, class_="sentence"),
-        element("p", f"Rule: {summary.RULE}.", class_="rule"),
+        element("p", f"Rule: {RULE}.", class_="rule"),
         class_=f"verdict {found.state.replace(' ', '-')}",
     )
 
@@ -198,7 +219,7 @@ def _curves(result: PathResult, pair: PairResult, anchor: str, chart: int) -> Ht
     where = f" Measured on {short(task, 40)}." if task else ""
     caption = (
         f"Along the straight line from {pair.a.letter} (λ = 0) to {pair.b.letter} (λ = 1): "
-        f"{summary.how_aligned(pair)}.{where} The dashed line joins the ends; a bracket marks the barrier."
+        f"{how_aligned(pair)}.{where} The dashed line joins the ends; a bracket marks the barrier."
     )
     return element(
         "figure",
@@ -230,25 +251,25 @@ def _chart_data(pair: PairResult) -> dict[str, Any]:
 def _numbers(pair: PairResult) -> Html:
     heads = ("", f"{pair.a.letter} (λ = 0)", "middle", f"{pair.b.letter} (λ = 1)", "barrier", "at λ")
     rows = []
-    for metric, found in groupby(summary.table_rows(pair), key=lambda row: row.metric):
+    for metric, found in groupby(table_rows(pair), key=lambda row: row.metric):
         name = element("th", text.metric_title(metric), colspan=len(heads), scope="rowgroup")
         rows += [element("tr", name, class_="group"), *map(_number_row, found)]
     return _block("Numbers", _table("Ends, middle and barrier, naive against aligned", heads, rows, "numbers"))
 
 
-def _number_row(row: summary.TableRow) -> Html:
+def _number_row(row: TableRow) -> Html:
     height, lam = row.barrier.height, row.barrier.lam
     values = [text.metric(row.metric, value) for value in (row.start, row.middle, row.end)]
     cells = [*values, text.barrier(row.metric, height), text.number(lam if height else None, 3)]
-    return _row(concat([swatch(row.path), row.path]), *(element("td", cell) for cell in cells), kind=row.path)
+    return table_row(concat([swatch(row.path), row.path]), *cells, kind=row.path)
 
 
 def _distances(pair: PairResult) -> Html | None:
     found = pair.alignment
     if found is None or not found.layers:
         return None
-    table = summary.heat_map(found.layers)
-    rows = [_row(summary.layer_name(layer), *map(_heat_cell, cells)) for layer, cells in zip(table.layers, table.cells)]
+    table = heat_map(found.layers)
+    rows = [table_row(layer_name(layer), *map(_heat_cell, cells)) for layer, cells in zip(table.layers, table.cells)]
     caption = "Share of the distance to the reference that alignment removed, and the distance before → after"
     heads = ("", *(short(space, 24) for space in table.spaces))
     words = "The distance over all tensors of the scope was not measured."
@@ -272,8 +293,10 @@ def _explanation(pair: PairResult) -> Html | None:
     shares = [share for found in pair.explain.values() for share in found.values() if share is not None]
     low, high = min([0.0, *shares]), max([0.01, *shares])
     rows = [
-        _row(short(name, 40), *(bar_cell(found.get(name), low, high, path) for path, found in pair.explain.items()))
-        for name in summary.components(pair)
+        table_row(
+            short(name, 40), *(bar_cell(found.get(name), low, high, path) for path, found in pair.explain.items())
+        )
+        for name in components(pair)
     ]
     note = (
         "Mixing the outputs of a component instead of its weights takes its own barrier away; "
@@ -287,7 +310,7 @@ def _plane(pair: PairResult) -> Html | None:
     if pair.plane is None:
         return None
     a, b = pair.a.letter, pair.b.letter
-    picture, levels = svg.plane_picture(pair.plane, a, b), summary.bands(pair.plane)
+    picture, levels = svg.plane_picture(pair.plane, a, b), bands(pair.plane)
     if picture is None or levels is None:
         return _block("Loss on the plane", element("p", "No two finite losses on the plane differ."))
     low, high = (
@@ -301,7 +324,7 @@ def _plane(pair: PairResult) -> Html | None:
 
 
 def _exactness(pair: PairResult) -> Html | None:
-    sentence, epsilon = summary.exactness(pair), summary.epsilon_of(pair.b)
+    sentence, epsilon = exactness(pair), epsilon_of(pair.b)
     if pair.alignment is None or sentence is None:
         return None
     changes = [(layer, layer.output_change) for layer in pair.alignment.layers if layer.output_change is not None]
@@ -309,10 +332,10 @@ def _exactness(pair: PairResult) -> Html | None:
         return _block("Exactness", element("p", sentence))
     low, high = svg.log_range([change for _, change in changes] + ([epsilon] if epsilon else []))
     rows = [
-        _row(
-            f"{summary.layer_name(layer.layer)}, {short(layer.space, 20)}",
-            element("td", text.number(change, 2)),
-            element("td", svg.log_strip(change, epsilon, low, high)),
+        table_row(
+            f"{layer_name(layer.layer)}, {short(layer.space, 20)}",
+            text.number(change, 2),
+            svg.log_strip(change, epsilon, low, high),
         )
         for layer, change in changes
     ]

@@ -1,27 +1,39 @@
-"""Reads and validates path.json: an untrusted document becomes a frozen `PathResult`, or a one-line error.
+"""Reads and validates path.json, and derives what figures and pages state about it: verdict, table rows, exactness.
 
-Absent parts stay absent. A malformed part is an error that names its place in the document.
+An untrusted document becomes a frozen `PathResult`, or a one-line error. Absent parts stay absent. A malformed part is
+an error that names its place in the document.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from isobasin.errors import IsobasinError
 from isobasin.files import strict_json
-from isobasin.report.text import Number, clean
+from isobasin.path.curve import CONNECTED_NATS, RISING, barrier, is_connected, midpoint
+from isobasin.report.text import NBSP, Number, clean, number, number_list, percent, short
 
 SCHEMA = 1
 METRICS = ("loss", "accuracy", "perplexity", "bits_per_byte")
 PATHS = ("naive", "aligned")
-WORSE = {"loss": 1.0, "accuracy": -1.0}  # metrics that have a barrier, and the direction in which they get worse
+WITH_BARRIER = ("loss", "accuracy")
 MAX_BYTES = 50_000_000
 MAX_ABS = 1e30  # a larger number counts as not finite: differences of such numbers could overflow in a figure
 MAX_ITEMS = 10_001  # points of a curve, rows of a plane, layers
 _MAX_DEPTH = 20
+RULE = f"connected means a loss barrier of at most {CONNECTED_NATS} nats, or of at most 5{NBSP}% of the naive one"
+# Machine epsilon of each floating-point type.
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+EXACT = 1e-6  # an output change up to this counts as rounding; 10 epsilon where that is more
+# The loss plane is drawn in bands of these colours, interpolated.
+N_BANDS = 12
+SAND = ("#fffdf4", "#fdf0cf", "#f6d9a0", "#e8b873", "#cf8f4e", "#a96532")
+_CEILING = 0.95  # losses above this quantile share the last band: a few large losses must not hide the low ones
+
+State = Literal["connected", "already connected", "not connected", "not measured"]
 
 Values = tuple[Number, ...]
 
@@ -158,7 +170,11 @@ def read_result(source: Source) -> PathResult:
     if isinstance(source, HasResult):
         source = source.as_result()
     name = clean(source) if isinstance(source, Path | str) else "path.json"
-    document = _strict(source if isinstance(source, Mapping) else _load(Path(source)))
+    try:
+        document = strict_json(source if isinstance(source, Mapping) else _load(Path(source)), max_depth=_MAX_DEPTH)
+    except ValueError as error:
+        whole = Field(None, "the document")
+        raise whole.error("a file of `isobasin path`", f"nested deeper than {_MAX_DEPTH}") from error
     if (document.get("kind"), document.get("schema")) != ("isobasin.path", SCHEMA):
         found = f"{document.get('kind')!r:.40}, schema {document.get('schema')!r:.20}"
         raise IsobasinError(
@@ -171,15 +187,8 @@ def read_result(source: Source) -> PathResult:
         raise IsobasinError(str(error).replace("path.json", name, 1)) from error
 
 
-def _strict(value: Any) -> Any:
-    try:
-        return strict_json(value, max_depth=_MAX_DEPTH)
-    except ValueError as error:
-        raise _error("the document", f"nested deeper than {_MAX_DEPTH}", "a file of `isobasin path`") from error
-
-
-def barrier_of(lambdas: tuple[float, ...], values: Values, worse: float = 1.0) -> BarrierPoint:
-    """max over λ of worse · (L(λ) − ((1−λ) L(0) + λ L(1))), never below 0, and its λ.
+def barrier_of(lambdas: tuple[float, ...], values: Values, *, rising: bool = False) -> BarrierPoint:
+    """The barrier as `path.curve.barrier` defines it.
 
     Unknown where a value is missing, or where there is no point between the ends.
 
@@ -189,10 +198,8 @@ def barrier_of(lambdas: tuple[float, ...], values: Values, worse: float = 1.0) -
     known = [value for value in values if value is not None]
     if len(known) < max(len(values), 3):
         return BarrierPoint(None, None)
-    first, last = known[0], known[-1]
-    rise = [worse * (value - ((1 - lam) * first + lam * last)) for lam, value in zip(lambdas, known)]
-    top = max(range(len(rise)), key=rise.__getitem__)
-    return BarrierPoint(max(rise[top], 0.0), lambdas[top])
+    found = barrier(lambdas, known, rising=rising)
+    return BarrierPoint(found.height, found.lam)
 
 
 def _load(path: Path) -> Mapping[str, Any]:
@@ -213,12 +220,6 @@ def _load(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _error(place: str, found: str, expected: str) -> IsobasinError:
-    return IsobasinError(
-        f"path.json: {clean(place)} is {found}, expected {expected}; write the file again by `isobasin path`"
-    )
-
-
 @dataclass(frozen=True)
 class Field:
     """A value of the document and its place in it, such as `curves.A-B.naive.loss[3]`; None where it is absent."""
@@ -228,7 +229,10 @@ class Field:
 
     def error(self, expected: str, found: str | None = None) -> IsobasinError:
         """The error for a value that is not what it should be; `found` describes it where it is too long to show."""
-        return _error(self.place, clean(repr(self.value))[:60] if found is None else found, expected)
+        found = clean(repr(self.value))[:60] if found is None else found
+        return IsobasinError(
+            f"path.json: {clean(self.place)} is {found}, expected {expected}; write the file again by `isobasin path`"
+        )
 
     def members(self) -> Mapping[str, Any]:
         """The members of the JSON object; none where it is absent."""
@@ -338,9 +342,9 @@ def _path(document: Field, key: str, name: str, lambdas: tuple[float, ...]) -> P
     if "loss" not in curves:
         raise entry["loss"].error("a list of losses")
     barriers = {}
-    for metric, worse in WORSE.items():
+    for metric in WITH_BARRIER:
         height, lam = (document[part][key][name][metric].number() for part in ("barrier", "barrier_lambda"))
-        computed = barrier_of(lambdas, curves.get(metric, ()), worse)
+        computed = barrier_of(lambdas, curves.get(metric, ()), rising=metric in RISING)
         if height is None or computed.height is None:  # the file does not give it, or its curve has none
             barriers[metric] = computed
         else:
@@ -389,7 +393,7 @@ def _plane(entry: Field, a: str, b: str) -> LossPlane | None:
         return None
     x, y = entry["x"].finite(), entry["y"].finite()
     if not _ascending(x) or not _ascending(y):
-        raise _error(f"{entry.place}.x or y", "not ascending", "at least two ascending numbers")
+        raise Field(None, f"{entry.place}.x or y").error("at least two ascending numbers", "not ascending")
     loss = tuple(row.numbers() for row in entry["loss"].entries())
     if len(loss) != len(y) or any(len(row) != len(x) for row in loss):
         raise entry["loss"].error(f"{len(y)} rows of {len(x)}", f"{len(loss)} rows")
@@ -398,11 +402,178 @@ def _plane(entry: Field, a: str, b: str) -> LossPlane | None:
     roles = {"A": a, "B": b, "B aligned": f"{b} aligned"}
     if not set(points) <= set(roles):
         roles = {}
-    return LossPlane(x, y, loss, {clean(roles.get(name, name)): _point(entry["points"][name]) for name in points})
+    places = {}
+    for name in points:
+        values = entry["points"][name].finite()
+        if len(values) != 2:
+            raise entry["points"][name].error("two numbers")
+        places[clean(roles.get(name, name))] = (values[0], values[1])
+    return LossPlane(x, y, loss, places)
 
 
-def _point(entry: Field) -> tuple[float, float]:
-    values = entry.finite()
-    if len(values) != 2:
-        raise Field(list(values), entry.place).error("two numbers")
-    return values[0], values[1]
+# What figures and pages state about a result.
+
+
+@dataclass(frozen=True)
+class PathVerdict:
+    """Whether a pair is linearly connected, and the loss barriers that decide it."""
+
+    state: State
+    sentence: str
+    naive: Number
+    aligned: Number
+
+    @property
+    def share(self) -> Number:
+        """Aligned barrier over naive barrier."""
+        if self.naive is None or self.aligned is None or self.naive <= 0:
+            return None
+        return self.aligned / self.naive
+
+
+def verdict(pair: PairResult) -> PathVerdict:
+    """Decide whether two models are linearly connected.
+
+    Connected: the aligned loss barrier is at most 5 % of the naive one, or at most 0.02 nats. A naive barrier of at
+    most 0.02 nats means connected already. A curve with a value that is not finite has no barrier: not measured.
+    """
+    naive = pair.paths["naive"].barrier("loss").height
+    path = pair.paths.get("aligned")
+    aligned = path.barrier("loss").height if path else None
+    state = _state(naive, aligned, has_aligned=path is not None)
+    models = f"{short(pair.a.label, 60)} and {short(pair.b.label, 60)}"
+    return PathVerdict(state, f"{models} {_reason(state, pair, naive, aligned)}", naive, aligned)
+
+
+def _state(naive: Number, aligned: Number, *, has_aligned: bool) -> State:
+    if naive is not None and naive <= CONNECTED_NATS:
+        return "already connected"
+    if aligned is not None:
+        return "connected" if is_connected(aligned, naive) else "not connected"
+    return "not measured" if has_aligned or naive is None else "not connected"
+
+
+def _reason(state: State, pair: PairResult, naive: Number, aligned: Number) -> str:
+    """The second half of the verdict's sentence."""
+    if state == "already connected":
+        after = "" if aligned is None else f"; after alignment it is {_nats(aligned)}"
+        return f"are linearly connected already without alignment: the naive loss barrier is {_nats(naive)}{after}."
+    if len(pair.lambdas) < 3:
+        return "could not be judged: only the two ends were measured; more --points are needed."
+    if state == "not measured":
+        name = "aligned" if "aligned" in pair.paths else "naive"
+        also = _no_naive_barrier(pair) if naive is None else f"; the naive barrier is {_nats(naive)}"
+        start = f"could not be judged: the loss on the {name} path is not finite at λ = {_gaps(pair, name)}"
+        return f"{start}{also if name == 'aligned' else ''}."
+    if "aligned" not in pair.paths:
+        return f"are not linearly connected: the naive loss barrier is {_nats(naive)}; alignment was not tried."
+    if naive is None or aligned is None:
+        start = "are linearly connected after alignment" if state == "connected" else "are not linearly connected"
+        return f"{start}: the aligned loss barrier is {_nats(aligned)}{_no_naive_barrier(pair)}."
+    if state == "connected":
+        start = "are linearly connected after alignment: the loss barrier falls"
+    else:
+        change = "only falls" if aligned < naive else "does not fall: it goes"
+        start = f"are not linearly connected: with alignment the loss barrier {change}"
+    return f"{start} from {number(naive)} to {_nats(aligned)}, {percent(aligned / naive)} of the naive one."
+
+
+def _no_naive_barrier(pair: PairResult) -> str:
+    return f"; the naive path has no barrier to compare with, its loss is not finite at λ = {_gaps(pair, 'naive')}"
+
+
+def _gaps(pair: PairResult, path: str) -> str:
+    return number_list(pair.paths[path].not_finite(pair.lambdas, "loss"))
+
+
+def _nats(value: Number) -> str:
+    return f"{number(value)} nats"
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A metric on one path: at both ends, at the midpoint, and its barrier."""
+
+    metric: str
+    path: str
+    start: Number
+    middle: Number
+    end: Number
+    barrier: BarrierPoint
+
+
+def table_rows(pair: PairResult) -> list[TableRow]:
+    """Rows by metric, naive before aligned; the midpoint is the λ nearest to ½."""
+    middle = midpoint(pair.lambdas)
+    return [
+        TableRow(metric, name, values[0], values[middle], values[-1], path.barrier(metric))
+        for metric in METRICS
+        for name, path in pair.paths.items()
+        if (values := path.curves.get(metric)) is not None
+    ]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Share of distance removed: one row per layer, one column per space; None where nothing was measured."""
+
+    layers: tuple[int | None, ...]
+    spaces: tuple[str, ...]
+    cells: tuple[tuple[LayerChange | None, ...], ...]
+
+
+def heat_map(changes: Sequence[LayerChange]) -> HeatMap:
+    """Layers ascending, spaces of the whole model last; spaces in the order in which they occur."""
+    layers = sorted({change.layer for change in changes}, key=lambda layer: (layer is None, layer or 0))
+    spaces = tuple(dict.fromkeys(change.space for change in changes))
+    found = {(change.layer, change.space): change for change in changes}
+    cells = tuple(tuple(found.get((layer, space)) for space in spaces) for layer in layers)
+    return HeatMap(tuple(layers), spaces, cells)
+
+
+def layer_name(layer: int | None) -> str:
+    return "whole model" if layer is None else f"layer {layer}"
+
+
+def epsilon_of(model: ModelInfo) -> Number:
+    """The epsilon of the model's floating-point type, if that is known."""
+    return EPSILON.get(str(model.details.get("dtype")))
+
+
+def exactness(pair: PairResult) -> str | None:
+    """Whether aligned B is still the same function, as a sentence; None where nothing was aligned."""
+    if pair.alignment is None:
+        return None
+    change, b = pair.alignment.output_change, pair.b.letter
+    if change is None:
+        return f"Whether {b} aligned computes the same function as {b} was not measured."
+    moved = number(change, 2)
+    if change <= max(EXACT, 10 * (epsilon_of(pair.b) or 0.0)):
+        return f"{b} aligned computes the same function as {b}: outputs moved by at most {moved}."
+    return f"Outputs of {b} aligned differ from those of {b} by up to {moved}, more than rounding does."
+
+
+def components(pair: PairResult) -> list[str]:
+    """The components of the explanation, in their order."""
+    return list(dict.fromkeys(name for shares in pair.explain.values() for name in shares))
+
+
+def bands(plane: LossPlane) -> tuple[float, ...] | None:
+    """Ascending levels from the lowest loss, growing quadratically; None where there is nothing to tell apart."""
+    known = sorted(value for row in plane.loss for value in row if value is not None)
+    if not known:
+        return None
+    low, high = known[0], known[min(int(_CEILING * len(known)), len(known) - 1)]
+    high = high if high > low else known[-1]
+    levels = tuple(low + (high - low) * (i / N_BANDS) ** 2 for i in range(N_BANDS + 1))
+    # Equal neighbours: the range is below the resolution of the numbers.
+    return levels if all(a < b for a, b in pairwise(levels)) else None
+
+
+def how_aligned(pair: PairResult) -> str:
+    """Scope and matcher, for the caption of every figure."""
+    found = pair.alignment
+    if found is None:
+        return "not aligned" if "aligned" not in pair.paths else "alignment not described"
+    words = [f"scope {found.scope}", f"matcher {found.matcher}"]
+    return ", ".join(words + [f"stage 2 {found.stage2}"] * bool(found.stage2))

@@ -1,16 +1,21 @@
-"""The report of a study: summary.json, figures and one self-contained page, from the study's JSON alone."""
+"""The report of a study: summary.json, figures and one self-contained page, from the study's JSON alone.
 
-from collections.abc import Sequence
+matplotlib is imported on use.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file
-from isobasin.report import text
-from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch
-from isobasin.report.study_figures import main_labels, matcher_of, scope_and_size, sweep_labels, write_figures
-from isobasin.report.summary import RULE
+from isobasin.report import figures, text
+from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch, table_row
+from isobasin.report.result import RULE
 from isobasin.report.svg import Range, Series, bar, panel, value_range
-from isobasin.report.text import Child, Html, concat, element
+from isobasin.report.text import Html, Number, concat, element
 from isobasin.study.results import (
     NAIVE,
     SCOPE_TITLES,
@@ -18,13 +23,10 @@ from isobasin.study.results import (
     CellResult,
     JsonObject,
     PairResult,
-    PositionComparison,
     Score,
     Study,
     Sweep,
-    ablation,
     by_scope,
-    counts,
     data_name,
     distance_cells,
     is_main,
@@ -43,13 +45,21 @@ from isobasin.study.results import (
 )
 from isobasin.study.store import read_json, write_json
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 PAGE, SUMMARY, FIGURES = "report.html", "summary.json", "figures"
 MAX_PERMUTATION_FIGURES = 4
+SUFFIXES = (".png", ".svg")
+DPI = 140  # lower than in other figures: a study has dozens, and they are kept with its results
+_STAGE_COLOURS = {"none": "#9ecae1", "orthogonal": "#4292c6", "full": "#08519c"}
 
 Scored = Sequence[tuple[CellResult, dict[str, Score]]]
+Drawing = tuple[str, figures.Size, figures.Draw]  # file name, size, function that draws
 
 
-def write_study_report(folder: Path, output: Path | None = None, *, figures: bool = True) -> Path:
+def write_study_report(folder: Path, output: Path | None = None) -> Path:
     """Write report.html, summary.json and figures/ into the folder; `output` is another place for the page.
 
     >>> write_study_report(Path("results/digits"))  # doctest: +SKIP
@@ -59,12 +69,9 @@ def write_study_report(folder: Path, output: Path | None = None, *, figures: boo
     place = folder / PAGE if output is None else Path(output)
     study = read_study(folder)
     check_output_file(place, force=True)
-    names = _old_figures(folder)
-    if figures:
-        new = {path.name for path in write_figures(study, folder / FIGURES)}
-        for name in names - new:
-            (folder / FIGURES / name).unlink(missing_ok=True)
-        names = new
+    names = {path.name for path in write_figures(study, folder / FIGURES)}
+    for name in _old_figures(folder) - names:
+        (folder / FIGURES / name).unlink(missing_ok=True)
     rows = [summary_row(cell) for cell in study.cells]
     write_json(folder / SUMMARY, {"name": study.name, "cells": rows, "figures": sorted(names)})
     atomic_write(place, render(study))
@@ -80,10 +87,31 @@ def _old_figures(folder: Path) -> set[str]:
         return set()
 
 
+def matcher_of(label: str) -> str:
+    """The matcher of a label such as `weights/none`, which gives it its colour; `other` if it is unknown."""
+    found = label.partition("/")[0]
+    return found if found in figures.COLOURS else "other"
+
+
+def main_labels(cell: CellResult) -> list[str]:
+    """The naive path and the main matchers of a cell."""
+    return [label for label in (NAIVE, *cell.labels) if is_main(label)]
+
+
+def scope_and_size(cell: CellResult) -> str:
+    return f"{cell.about.get('scope')}, {size_name(cell)}"
+
+
+# The page.
+
+
 def render(study: Study) -> str:
     """The text of the page."""
     anchors = {id(cell): f"cell-{i + 1}" for i, cell in enumerate(study.cells)}
-    sections = _scope_sections(study, anchors)
+    sections: list[tuple[str, str, Html]] = []
+    for scope, cells in by_scope(study.cells).items():  # in the order of the paper
+        name, anchor = SCOPE_TITLES.get(scope, scope), f"scope-{scope}"
+        sections.append((name, anchor, _section(name, anchor, _scope_table(cells, anchors))))
     optional = (
         ("Absolute against RoPE", "positions", _positions_section(study)),
         ("Stage 2", "stage2", _stage2_section(study)),
@@ -117,21 +145,13 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Html], kind: str =
     return element("div", element("p", caption, class_="caption"), scroll, class_="tabled")
 
 
-def _row(name: Child, *cells: Child, kind: str | None = None) -> Html:
-    """A row of a table; a cell that is not a td element yet becomes one."""
-    shown = [
-        cell if isinstance(cell, Html) and cell.source.startswith("<td") else element("td", cell) for cell in cells
-    ]
-    return element("tr", element("th", name, scope="row"), *shown, class_=kind)
-
-
 def _cell_name(cell: CellResult, *, scope: bool = True) -> Html:
     return concat([title(cell), element("small", scope_and_size(cell) if scope else size_name(cell))])
 
 
 def _intro(study: Study) -> Html:
     """How many cells are done, and how many of them each matcher connects."""
-    n = counts(study.cells)
+    n = Counter(cell.status for cell in study.cells)
     words = [f"{n['done']} of {len(study.cells)} cells are filled"]
     words += [f"{n['failed']} failed and not averaged"] * bool(n["failed"])
     words += [f"{n['not filled']} not filled yet"] * bool(n["not filled"])
@@ -148,15 +168,6 @@ def _intro(study: Study) -> Html:
         element("p", f"Rule: {RULE}. Both numbers are always given.", class_="rule"),
         class_="verdict",
     )
-
-
-def _scope_sections(study: Study, anchors: dict[int, str]) -> list[tuple[str, str, Html | None]]:
-    """A table for each scope, in the order of the paper."""
-    found: list[tuple[str, str, Html | None]] = []
-    for scope, cells in by_scope(study.cells).items():
-        name, anchor = SCOPE_TITLES.get(scope, scope), f"scope-{scope}"
-        found.append((name, anchor, _section(name, anchor, _scope_table(cells, anchors))))
-    return found
 
 
 def _scope_table(cells: Sequence[CellResult], anchors: dict[int, str]) -> Html:
@@ -182,13 +193,13 @@ def _scope_row(cell: CellResult, anchor: str, columns: Sequence[str]) -> Html:
         why = element("small", cell.why) if cell.why else None
         kind = f"status {cell.status.replace(' ', '-')}"
         note = element("td", cell.status, why, colspan=len(columns) + 2, class_=kind)
-        return _row(name, *start, note, kind="undone")
+        return table_row(name, *start, note, kind="undone")
     found = scores(cell)
     connected = [label for label in columns if label in found and found[label].connected]
     words = "by all" if len(connected) == len(columns) > 2 else ", ".join(connected)
     answer = element("td", words or "no", class_="yes" if connected else "no")
     naive = element("td", element("b", text.metric("loss", found[NAIVE].mean)), class_="s-naive")
-    return _row(name, *start, naive, *(_score(found.get(label)) for label in columns), answer)
+    return table_row(name, *start, naive, *(_score(found.get(label)) for label in columns), answer)
 
 
 def _score(score: Score | None) -> Html:
@@ -211,20 +222,20 @@ def _positions_section(study: Study) -> Html | None:
     found = position_comparisons(study.cells)
     if not found:
         return None
-    labels = [label for label in ("weights", "learned") if any(label in scores(each.rotary) for each in found)]
+    labels = [label for label in ("weights", "learned") if any(label in scores(rotary) for _, rotary in found)]
     pairs = [f"{label}, {side}" for label in labels for side in ("absolute", "RoPE")]
     heads = ("cell", "absolute is", f"{NAIVE}, absolute", f"{NAIVE}, RoPE", *pairs)
     caption = "Naive barrier in nats, and the share of it that is left, by kind of positions"
-    table = _table(caption, heads, [_facing_row(each, labels) for each in found])
+    table = _table(caption, heads, [_facing_row(*cells, labels) for cells in found])
     return _section("Absolute against rotary positions", "positions", table)
 
 
-def _facing_row(each: PositionComparison, labels: Sequence[str]) -> Html:
-    cell, sides = each.absolute, (scores(each.absolute), scores(each.rotary))
+def _facing_row(cell: CellResult, rotary: CellResult, labels: Sequence[str]) -> Html:
+    sides = (scores(cell), scores(rotary))
     name = concat([f"{model_name(cell)} on {data_name(cell)}", element("small", scope_and_size(cell))])
     naive = [text.metric("loss", side[NAIVE].mean) for side in sides]
     shares = [text.percent(side[label].share) if label in side else text.MISSING for label in labels for side in sides]
-    return _row(name, str(cell.about.get("positions")), *naive, *shares)
+    return table_row(name, str(cell.about.get("positions")), *naive, *shares)
 
 
 def _share_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
@@ -235,7 +246,7 @@ def _share_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
     for cell, by_name in found:
         each = [by_name[name].share if name in by_name else None for name in names]
         naive = text.metric("loss", next(iter(by_name.values())).naive_mean)
-        rows.append(_row(_cell_name(cell), naive, *(bar_cell(share, 0.0, high, "aligned") for share in each)))
+        rows.append(table_row(_cell_name(cell), naive, *(bar_cell(share, 0.0, high, "aligned") for share in each)))
     return _table(caption, ("cell", NAIVE, *names), rows, "bars")
 
 
@@ -246,7 +257,9 @@ def _midpoint_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
         losses = [scores(cell)[NAIVE].half, *(by_name[name].half for name in names)]
         lowest = min((loss for loss in losses if loss is not None), default=None)
         shown = [(loss, text.MISSING if loss is None else f"{loss:.4f}") for loss in losses]
-        rows.append(_row(_cell_name(cell), *(element("b", word) if loss == lowest else word for loss, word in shown)))
+        rows.append(
+            table_row(_cell_name(cell), *(element("b", word) if loss == lowest else word for loss, word in shown))
+        )
     return _table(caption, ("cell", NAIVE, *names), rows)
 
 
@@ -277,7 +290,7 @@ def _stage2_mean(found: Scored) -> str:
 
 
 def _heads_section(study: Study) -> Html | None:
-    cells = [cell for cell in study.cells if ablation(cell, "heads")]
+    cells = [cell for cell in study.cells if cell.ablations["heads"]]
     distances = distance_cells(study.cells)
     if not cells and not distances:
         return None
@@ -296,14 +309,14 @@ def _rank_table(cells: Sequence[CellResult]) -> Html:
     """The rank of Stage 1's choice among the permutations that were measured, by pair."""
     rows = []
     for cell in cells:
-        found = ablation(cell, "heads")
+        found = cell.ablations["heads"]
         ranks = ", ".join(str(each["rank"]) for each in found)
         hats = ", ".join(text.MISSING if (hat := each["normalised"]) is None else f"{hat:.1f}" for each in found)
         naive = mean([each["naive"] for each in found])
         chosen = mean([each["loss"][each["chosen"]] for each in found])
         best = mean([min((x for x in each["loss"] if x is not None), default=None) for each in found])
         losses = (text.metric("loss", value) for value in (naive, chosen, best))
-        rows.append(_row(_cell_name(cell), f"{ranks} of {len(found[0]['permutations'])}", hats, *losses))
+        rows.append(table_row(_cell_name(cell), f"{ranks} of {len(found[0]['permutations'])}", hats, *losses))
     caption = "The chosen permutation among all that were measured: rank and L̂ by pair, mean losses at the midpoint"
     return _table(caption, ("cell", "rank", "L̂", NAIVE, "chosen", "best"), rows)
 
@@ -321,7 +334,7 @@ def _figure(panels: Sequence[Html], *, above: str | None = None, below: str | No
 
 def _permutations(cell: CellResult) -> Html:
     """All permutations as thin lines, the chosen one bold, one panel for each pair."""
-    found = ablation(cell, "heads")
+    found = cell.ablations["heads"]
     y = value_range([values for each in found for values in (*each["curves"], each["naive_curve"])])
     panels = []
     for each in found:
@@ -344,15 +357,15 @@ def _with_ablation(study: Study, kind: str) -> list[CellResult]:
     """Cells with an ablation of that kind; of those that share its result the first."""
     found: dict[str, CellResult] = {}
     for cell in study.cells:
-        if ablation(cell, kind):
-            found.setdefault(repr([each.get("job") for each in ablation(cell, kind)]), cell)
+        if cell.ablations[kind]:
+            found.setdefault(repr([each.get("job") for each in cell.ablations[kind]]), cell)
     return list(found.values())
 
 
 def _layers_section(study: Study) -> Html | None:
     """The loss after the attention of one layer was re-initialised."""
     cells = _with_ablation(study, "layers")
-    rows = [row for cell in cells for found in ablation(cell, "layers") for row in _layer_rows(cell, found)]
+    rows = [row for cell in cells for found in cell.ablations["layers"] for row in _layer_rows(cell, found)]
     caption = "Loss after the attention of one layer alone was re-initialised (mean over draws); the bar is its rise"
     table = _table(caption, ("cell", "layer", "trained", "re-initialised", "rise"), rows, "layers")
     return _section("One layer's attention re-initialised", "layers", table) if cells else None
@@ -364,7 +377,7 @@ def _layer_rows(cell: CellResult, found: JsonObject) -> list[Html]:
     rows = []
     for layer, (loss, rise) in enumerate(zip(found["loss"], rises)):
         name, before = ("", "") if layer else (_cell_name(cell, scope=False), text.metric("loss", found["before"]))
-        rows.append(_row(name, str(layer), before, text.metric("loss", loss), bar(rise, low, high, "aligned")))
+        rows.append(table_row(name, str(layer), before, text.metric("loss", loss), bar(rise, low, high, "aligned")))
     return rows
 
 
@@ -385,7 +398,7 @@ def _control_section(study: Study) -> Html | None:
     rows = [
         _control_row(cell, side, found[side])
         for cell in cells
-        for found in ablation(cell, "control")
+        for found in cell.ablations["control"]
         for side in ("inside", "outside")
     ]
     table = _table(caption, heads, rows)
@@ -398,27 +411,24 @@ def _control_row(cell: CellResult, side: str, found: JsonObject) -> Html:
     before, after = (mean([pair[k] for pair in found["distance"]]) for k in (0, 1))
     distance = f"{text.number(before, 3)} → {text.number(after, 2)}"
     moved = text.number(max(found["function_change"]), 2)
-    return _row(_cell_name(cell, scope=False), f"{side}: {found['element'][0]}", moved, *rises, distance)
+    return table_row(_cell_name(cell, scope=False), f"{side}: {found['element'][0]}", moved, *rises, distance)
 
 
 def _sweeps_section(study: Study) -> Html | None:
     found = sweeps(study.cells)
-    figures = element("div", *map(_sweep, found), class_="panels")
-    return _section("Against heads, width, depth and training time", "sweeps", figures) if found else None
+    panels = element("div", *map(_sweep, found), class_="panels")
+    return _section("Against heads, width, depth and training time", "sweeps", panels) if found else None
 
 
 def _sweep(sweep: Sweep) -> Html:
     """The mean barrier against the number that varies."""
-    xs = [number for number, _ in sweep.cells]
-    found = [scores(cell) for _, cell in sweep.cells]
-    labels = sweep_labels(sweep)
-    series = [Series([each[label].mean for each in found], matcher_of(label)) for label in labels]
+    series = [Series(values, matcher_of(label)) for label, values in sweep.means.items()]
     first = sweep.cells[0][1]
     fixed = f"{first.about.get('scope')}, {size_name(first, but=sweep.what)}"
-    words = f"{title(first)}, {fixed}: mean barrier (nats) against {sweep.what}, {', '.join(labels)}"
-    numbers = [text.number(x) for x in xs]
+    words = f"{title(first)}, {fixed}: mean barrier (nats) against {sweep.what}, {', '.join(sweep.means)}"
+    numbers = [text.number(number) for number, _ in sweep.cells]
     drawn = panel(
-        list(range(len(xs))), series, value_range([s.values for s in series] + [[0.0]]),
+        list(range(len(numbers))), series, value_range([s.values for s in series] + [[0.0]]),
         ends=(numbers[0], numbers[-1]), below=f"{sweep.what}: {', '.join(numbers)}", title=words, dots=True,
     )  # fmt: skip
     return element("figure", drawn, element("figcaption", words), class_="small")
@@ -439,8 +449,8 @@ def _curves(cell: CellResult, anchor: str) -> Html:
         why = f"{cell.status}{f': {cell.why}' if cell.why else ''}"
         return element("p", element("b", name), f" ({size_name(cell)}): {why}.", id=anchor, class_="status")
     head = element("summary", name, " ", element("small", size_name(cell)))
-    figures = [_pair_panels(cell, metric) for metric in cell.metrics]
-    return element("details", head, *figures, id=anchor, class_="curves", open=True)
+    panels = [_pair_panels(cell, metric) for metric in cell.metrics]
+    return element("details", head, *panels, id=anchor, class_="curves", open=True)
 
 
 def _pair_panels(cell: CellResult, metric: str) -> Html:
@@ -472,7 +482,9 @@ def _models_section(study: Study) -> Html:
             seen.add(key)
             numbers = [text.metric(metric, facts.get(metric)) for metric in ("loss", "accuracy", "bits_per_byte")]
             counted = [f"{facts[k]:,}" if facts.get(k) else text.MISSING for k in ("n_steps", "n_params")]
-            rows.append(_row(_cell_name(cell), str(seed), *numbers, *counted, text.number(facts.get("seconds"), 3)))
+            rows.append(
+                table_row(_cell_name(cell), str(seed), *numbers, *counted, text.number(facts.get("seconds"), 3))
+            )
     heads = ("cell", "seed", "loss", "accuracy", "bits per byte", "steps", "parameters", "seconds")
     table = _table("Every model on its test data", heads, rows)
     return _section("Models", "models", element("details", element("summary", "Every model"), table))
@@ -495,3 +507,244 @@ def _runs_section(study: Study) -> Html:
         id="runs",
         data_result=0,
     )
+
+
+# The figures.
+
+
+def write_figures(study: Study, folder: Path) -> list[Path]:
+    """Write every figure of the study as PNG and SVG; the folder is created."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[Path] = []
+    for name, size, draw in _drawings(study):
+        found += figures.save_figure([folder / f"{name}{suffix}" for suffix in SUFFIXES], size, draw, dpi=DPI)
+    return found
+
+
+def _drawings(study: Study) -> Iterator[Drawing]:
+    names = dict(zip(map(id, study.cells), file_names(study.cells)))
+    for cell in study.cells:
+        name = names[id(cell)]
+        if cell.done:
+            yield _plot_curves(cell, name)
+        if cell.ablations["heads"]:
+            yield _plot_permutations(cell, f"heads-{name}")
+        for found in cell.ablations["layers"]:
+            yield _plot_layers(cell, found, f"layers-{name}")
+        for found in cell.ablations["control"]:
+            yield _plot_control(cell, found, f"control-{name}")
+    yield from _plot_stage2(study)
+    yield from _plot_positions(study)
+    for sweep in sweeps(study.cells):
+        _, first = sweep.cells[0]
+        yield _plot_sweep(sweep, f"sweep-{sweep.what}-{names[id(first)]}")
+
+
+def file_names(cells: Sequence[CellResult]) -> list[str]:
+    """A distinct file name for each cell."""
+    found: list[str] = []
+    for cell in cells:
+        about = cell.about
+        heads = about.get("finetune_heads") or about.get("heads")
+        words = [about.get("model"), data_name(cell), about.get("positions")]
+        size = f"{about.get('layers')}x{heads}x{about.get('width')}"
+        words += [size, about.get("scope"), *(["frozen"] if about.get("frozen") else [])]
+        plain = re.sub(r"[^a-z0-9]+", "-", "-".join(map(str, words)).lower()).strip("-")
+        same = sum(name == plain or re.fullmatch(rf"{re.escape(plain)}-v\d+", name) is not None for name in found)
+        found.append(f"{plain}-v{same + 1}" if same else plain)
+    return found
+
+
+def _plot_curves(cell: CellResult, name: str) -> Drawing:
+    """The paper's panels: a column for each pair, a row for each metric, naive and by matcher."""
+    labels = main_labels(cell)
+    rows, columns = len(cell.metrics), len(cell.pairs)
+
+    def draw(figure: "Figure") -> None:
+        grid = figure.subplots(rows, columns, squeeze=False, sharey="row", sharex=True)
+        for axes_row, metric in zip(grid, cell.metrics):
+            for axes, pair in zip(axes_row, cell.pairs):
+                _plot_pair(axes, pair, labels, metric, last=metric == cell.metrics[-1])
+            axes_row[0].set_ylabel(text.metric_title(metric))
+        for axes, pair in zip(grid[0], cell.pairs):
+            axes.set_title(f"seeds {pair.name}")
+        figures.add_legend(figure, grid[0][0])
+        n = cell.pairs[0].facts.get("n_samples")
+        samples = f"{n:,} test samples" if isinstance(n, int) else ""
+        figures.add_caption(figure, title(cell), _scope_title(cell), size_name(cell), samples)
+
+    return name, (max(5.6, 3.5 * columns), 1.2 + 2.55 * rows), draw
+
+
+def _plot_pair(axes: "Axes", pair: PairResult, labels: Sequence[str], metric: str, *, last: bool) -> None:
+    scale = figures.metric_scale(metric)
+    for label in labels:
+        style = "--" if label.startswith("reference") else "-"
+        values = figures.as_nan(pair.curve(label, metric), scale)
+        axes.plot(pair.facts["lambdas"], values, style, color=figures.COLOURS[matcher_of(label)], lw=1.9, label=label)
+    naive = pair.curve(NAIVE, metric)
+    figures.add_chord(axes, figures.as_nan([naive[0], naive[-1]], scale), zorder=1, label=figures.CHORD)
+    shown = labels[:3]  # the barriers that fit below a panel
+    if "weights" in labels:
+        shown = [label for label in (NAIVE, "weights", "learned") if label in labels]
+    barriers = ", ".join(f"{label} {text.barrier(metric, pair.barrier(label, metric))}" for label in shown)
+    axes.set_xlabel(f"{'λ' if last else ''}\nbarrier: {barriers}".strip(), fontsize=8.5, color=figures.MUTED)
+    _set_path_axes(axes)
+
+
+def _plot_permutations(cell: CellResult, name: str) -> Drawing:
+    """All head permutations as thin lines, the chosen one bold."""
+    found = cell.ablations["heads"]
+
+    def draw(figure: "Figure") -> None:
+        grid = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+        for axes, each in zip(grid, found):
+            xs, chosen = each["lambdas"], each["chosen"]
+            for number, values in enumerate(each["curves"]):
+                if number != chosen:
+                    label = "other permutations" if number == (0 if chosen else 1) else "_"
+                    axes.plot(xs, figures.as_nan(values), color="#9a9a9a", lw=0.7, alpha=0.8, label=label)
+            axes.plot(xs, figures.as_nan(each["naive_curve"]), "--", color=figures.INK, lw=1.3, label="naive")
+            axes.plot(xs, figures.as_nan(each["curves"][chosen]), color=figures.BLUE, lw=2.6, label="chosen by Stage 1")
+            normalised = text.MISSING if each["normalised"] is None else f"{each['normalised']:.1f}"
+            axes.set_title(f"rank {each['rank']} of {len(each['curves'])}, L̂ = {normalised}")
+            axes.set_xlabel("λ")
+            _set_path_axes(axes)
+        grid[0].set_ylabel(text.metric_title("loss"))
+        figures.add_legend(figure, grid[0])
+        figures.add_caption(
+            figure, f"Every permutation of the heads: {title(cell)}", _scope_title(cell), size_name(cell)
+        )
+
+    return name, (max(5.6, 3.5 * len(found)), 3.9), draw
+
+
+def _plot_layers(cell: CellResult, found: JsonObject, name: str) -> Drawing:
+    """The loss after the attention of one layer was re-initialised, by layer."""
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        places = range(len(found["loss"]))
+        axes.bar(places, found["loss"], width=0.62, color=figures.BLUE)
+        for place, draws in zip(places, found["draws"]):
+            axes.plot([place] * len(draws), figures.as_nan(draws), "o", ms=3, color=figures.INK)
+        axes.axhline(found["before"], color=figures.INK, lw=0.9, ls=figures.DASHES, label="as trained")
+        axes.set_xticks(list(places))
+        axes.set_xlabel("layer whose attention was drawn anew")
+        axes.set_ylabel(text.metric_title("loss"))
+        figures.add_legend(figure, axes)
+        figures.add_caption(
+            figure, f"One layer drawn anew: {title(cell)}", size_name(cell), "bars are means, dots are draws"
+        )
+
+    return name, (max(5.2, 1.8 + 0.55 * len(found["loss"])), 3.6), draw
+
+
+def _plot_control(cell: CellResult, found: JsonObject, name: str) -> Drawing:
+    """The loss on the path to a reparametrised copy of the model, before and after alignment."""
+
+    def draw(figure: "Figure") -> None:
+        grid = figure.subplots(1, 2, sharey=True)
+        for axes, side in zip(grid, ("inside", "outside")):
+            for path in (NAIVE, "aligned"):
+                for number, curves in enumerate(found[side]["curves"]):
+                    label = "_" if number else path
+                    axes.plot(
+                        found["lambdas"], figures.as_nan(curves[path]), color=figures.COLOURS[path], lw=1.8, label=label
+                    )
+            axes.set_title(f"{side} the group: {found[side]['element'][0]}")
+            axes.set_xlabel("λ, from the model to itself disguised")
+            _set_path_axes(axes)
+        grid[0].set_ylabel(text.metric_title("loss"))
+        figures.add_legend(figure, grid[0])
+        draws = f"{len(found['inside']['element'])} draws each"
+        figures.add_caption(figure, f"The control: {title(cell)}", size_name(cell), draws)
+
+    return name, (8.2, 3.9), draw
+
+
+def _plot_stage2(study: Study) -> Iterator[Drawing]:
+    """The share of the naive barrier that is left, by variant of Stage 2."""
+    found = stage2_cells(study.cells)
+    groups = {
+        stage: (_STAGE_COLOURS[stage], [by_name[stage].share for _, by_name in found]) for stage in STAGES.values()
+    }
+    names = [f"{title(cell)}\n{scope_and_size(cell)}" for cell, _ in found]
+    about = "none: heads paired, nothing else; mean barrier over mean naive barrier"
+    if found:
+        yield _share_bars("stage2", 0.78, names, groups, "What Stage 2 leaves of the naive barrier", about)
+
+
+def _plot_positions(study: Study) -> Iterator[Drawing]:
+    """The share of the naive barrier that is left, absolute against rotary positions."""
+    both = [each for each in position_comparisons(study.cells) if all("weights" in scores(cell) for cell in each)]
+    groups = {
+        kind: (colour, [scores(cells[i])["weights"].share for cells in both])
+        for i, (kind, colour) in enumerate((("absolute", figures.YELLOW), ("RoPE", figures.BLUE)))
+    }
+    names = [f"{model_name(cell)} on {data_name(cell)}\n{scope_and_size(cell)}" for cell, _ in both]
+    about = "share of the naive barrier that matcher weights leaves"
+    if both:
+        yield _share_bars("positions", 0.66, names, groups, "Absolute against rotary positions", about)
+
+
+def _share_bars(
+    name: str,
+    row_height: float,
+    rows: Sequence[str],
+    groups: dict[str, tuple[str, list[Number]]],
+    heading: str,
+    about: str,
+) -> Drawing:
+    """Grouped bars: for each group its colour and the share in each row."""
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for i, (label, (colour, shares)) in enumerate(groups.items()):
+            words = [text.percent(share) for share in shares]
+            figures.add_bars(
+                axes, i, len(groups), shares, words, label=label, colour=colour, text_colour=figures.INK, thickness=0.78
+            )  # fmt: skip
+        figures.set_bar_axes(axes, rows, edge=0.55, margin=0.12, fontsize=8.5)
+        figures.add_legend(figure, axes)
+        figures.add_caption(figure, heading, about)
+
+    return name, (7.4, 1.6 + row_height * len(rows)), draw
+
+
+def _plot_sweep(sweep: Sweep, name: str) -> Drawing:
+    """The mean barrier against the number that varies."""
+    first = sweep.cells[0][1]
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        places = range(len(sweep.cells))
+        for label, values in sweep.means.items():
+            axes.plot(
+                places,
+                figures.as_nan(values),
+                "o-",
+                color=figures.COLOURS[matcher_of(label)],
+                label=label,
+                clip_on=False,
+            )
+        axes.set_xticks(list(places), [f"{number:g}" for number, _ in sweep.cells])
+        axes.set_xlabel(sweep.what)
+        axes.set_ylabel("Mean loss barrier (nats)")
+        axes.set_ylim(bottom=0)
+        figures.add_grid(axes)
+        figures.add_legend(figure, axes)
+        heading = f"Barrier against {sweep.what}: {title(first)}"
+        figures.add_caption(figure, heading, _scope_title(first), size_name(first, but=sweep.what))
+
+    return name, (6.0, 4.0), draw
+
+
+def _set_path_axes(axes: "Axes") -> None:
+    figures.set_lambda_axis(axes, (0, 0.5, 1), 0.02)
+    figures.add_grid(axes)
+
+
+def _scope_title(cell: CellResult) -> str:
+    scope = str(cell.about.get("scope"))
+    return SCOPE_TITLES.get(scope, scope)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+
 from isobasin.report import text
-from isobasin.report.result import LossPlane, Values
-from isobasin.report.summary import N_BANDS, SAND, bands
+from isobasin.report.result import N_BANDS, SAND, LossPlane, bands
 from isobasin.report.text import Html, Number, element, short
 
 Point = tuple[float, float]
@@ -180,30 +181,15 @@ def band_of(value: float, levels: tuple[float, ...]) -> int:
     return max(0, min(bisect_right(levels, value) - 1, len(levels) - 2))
 
 
-def interpolate(plane: LossPlane, n: int) -> list[list[Number]]:
-    """The loss at the centres of n × n cells, bilinear between the measured points; None beside a missing one."""
-    columns = [_interval(plane.x, (j + 0.5) / n) for j in range(n)]
-    rows = [_interval(plane.y, (i + 0.5) / n) for i in range(n)]
-    return [
-        [_mix(_along(plane.loss[i], column), _along(plane.loss[i + 1], column), at) for column in columns]
-        for i, at in rows
-    ]
-
-
-def _interval(grid: tuple[float, ...], share: float) -> tuple[int, float]:
-    """The interval of the grid that a share of its width falls in, and where in that interval."""
-    at = grid[0] + share * (grid[-1] - grid[0])
-    i = min(max(bisect_right(grid, at) - 1, 0), len(grid) - 2)
-    return i, (at - grid[i]) / (grid[i + 1] - grid[i])
-
-
-def _along(row: Values, place: tuple[int, float]) -> Number:
-    i, at = place
-    return _mix(row[i], row[i + 1], at)
-
-
-def _mix(first: Number, second: Number, at: float) -> Number:
-    return None if first is None or second is None else (1 - at) * first + at * second
+def interpolate(plane: LossPlane, n: int) -> np.ndarray:
+    """The loss at the centres of n × n cells, bilinear between the measured points; NaN beside a missing one."""
+    loss = np.array([[math.nan if value is None else value for value in row] for row in plane.loss])
+    for grid in (np.array(plane.x), np.array(plane.y)):  # along the last axis, which is then the first
+        at = grid[0] + (np.arange(n) + 0.5) / n * (grid[-1] - grid[0])
+        i = np.clip(np.searchsorted(grid, at, side="right") - 1, 0, len(grid) - 2)
+        share = (at - grid[i]) / (grid[i + 1] - grid[i])
+        loss = ((1 - share) * loss[:, i] + share * loss[:, i + 1]).T
+    return loss
 
 
 def plane_picture(plane: LossPlane, a: str, b: str) -> Html | None:
@@ -263,7 +249,7 @@ def _band_paths(plane: LossPlane, levels: tuple[float, ...], height: float) -> l
     runs: dict[int, list[str]] = {}
     for i, row in enumerate(interpolate(plane, _CELLS)):
         start = 0
-        for band, run in groupby(None if value is None else band_of(value, levels) for value in row):
+        for band, run in groupby(None if math.isnan(value) else band_of(value, levels) for value in row):
             n = len(list(run))
             if band is not None:
                 corner = f"M{start * step:.4g},{height - (i + 1) * rise:.4g}"

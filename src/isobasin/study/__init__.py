@@ -11,10 +11,9 @@
 >>> sibling = reinitialise(trained.model, "all-attention", seed=1)
 """
 
+from isobasin.study.models import reinitialise, scope_parameters
+from isobasin.study.trainer import TrainingRecipe, TrainResult, train
 from isobasin.symmetries import SCOPES
 from isobasin.tasks.datasets import shifted
-
-from .reinitialisation import reinitialise, scope_parameters
-from .trainer import TrainingRecipe, TrainResult, train
 
 __all__ = ["SCOPES", "TrainResult", "TrainingRecipe", "reinitialise", "scope_parameters", "shifted", "train"]

@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from isobasin.errors import IsobasinError
-
-from .run import ENGINES, RunConfig, run_study
-from .store import pack, unpack
+from isobasin.study.run import ENGINES, RunConfig, run_study
+from isobasin.study.store import pack, unpack
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit codes as of `isobasin study run`: 0 all done, 1 some cells failed, 2 the user's mistake, 130 interrupted."""
-    conversion = {"pack": pack, "unpack": unpack}.get(arguments[0] if arguments else "")
+    convert = {"pack": pack, "unpack": unpack}.get(arguments[0] if arguments else "")
     try:
-        return _convert(conversion, arguments) if conversion else _run(arguments)
+        return _convert(convert, arguments) if convert else _run(arguments)
     except IsobasinError as error:
         print(f"isobasin.study: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
@@ -30,34 +29,16 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
-def _convert(conversion: Callable[[Path, Path | None], Path], arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(f"python -m isobasin.study {arguments[0]}", description=conversion.__doc__)
+def _convert(convert: Callable[[Path, Path | None], Path], arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(f"python -m isobasin.study {arguments[0]}", description=convert.__doc__)
     parser.add_argument("path", type=Path, help="the study: its folder, or its file NAME.jsonl")
     parser.add_argument("-o", "--output", type=Path, help="where to write; by default beside the study")
     given = parser.parse_args(arguments[1:])
-    print(json.dumps({"output": str(conversion(given.path, given.output))}))
+    print(json.dumps({"output": str(convert(given.path, given.output))}))
     return 0
 
 
 def _run(arguments: Sequence[str]) -> int:
-    given = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "isobasin.study", *arguments])
-    config = RunConfig(
-        data=given.data,
-        engine=given.engine,
-        workers=given.workers,
-        device=given.device,
-        only=given.only,
-        retry=given.retry,
-        keep_weights=not given.drop_weights,
-        quiet=given.quiet,
-    )
-    found = run_study(given.grid, given.output, config, command=command)
-    print(json.dumps({"output": str(given.output), "failed": found["failed"], "n_cells": len(found["cells"])}))
-    return 1 if found["failed"] else 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m isobasin.study", description=__doc__)
     parser.add_argument("grid", type=Path, help="the grid file, TOML")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the folder of the study; what is there stays")
@@ -67,9 +48,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     parser.add_argument("--only", help="only cells whose name contains this text")
     parser.add_argument("--retry", action="store_true", help="try again what failed in an earlier run")
-    parser.add_argument("--drop-weights", action="store_true", help="delete the models when all is measured")
+    parser.add_argument(
+        "--drop-weights", dest="keep_weights", action="store_false", help="delete the models when all is measured"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    return parser
+    options = vars(parser.parse_args(arguments))
+    grid, output = options.pop("grid"), options.pop("output")
+    command = shlex.join(["python", "-m", "isobasin.study", *arguments])
+    found = run_study(grid, output, RunConfig(**options), command=command)
+    print(json.dumps({"output": str(output), "failed": found["failed"], "n_cells": len(found["cells"])}))
+    return 1 if found["failed"] else 0
 
 
 if __name__ == "__main__":

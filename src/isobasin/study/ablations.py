@@ -1,35 +1,46 @@
 """Jobs beside `pair`: all head permutations, each layer's attention re-initialised, and the causal control."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from isobasin.alignment.align import align
+from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.heads import match_heads, permuted
+from isobasin.alignment.linear import Method
 from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.problem import AlignmentProblem
 from isobasin.arch import HeadSpace
-from isobasin.groups import GL, Heads
+from isobasin.groups import GL, Element, Heads, HeadsElement
+from isobasin.groups.assignment import GroupedAssignment
 from isobasin.model import ModelConfig, Transformer
 from isobasin.path.curve import midpoint
 from isobasin.path.evaluation import FlatModel, evaluate_points
-from isobasin.symmetries import symmetry
+from isobasin.study.pairs import PathEvaluator, barriers, evaluation_task
+from isobasin.study.plan import Context
+from isobasin.symmetries import Symmetry, symmetry
+from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import attention_matrices
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights, load
-
-from .align import FixedHeadAligner, HeadPermutations
-from .pairs import PathEvaluator, barriers, evaluation_task
-from .plan import Context
 
 POINTS = 9  # of each path: there are two dozen of them
 SAMPLES = 3  # re-initialisations and reparametrisations
 MAX_PERMUTATIONS = 24  # that are measured: all permutations of four heads
 
+CPU = torch.device("cpu")
+
 Side = Literal["inside", "outside"]  # of the symmetry group
+HeadPermutations = Mapping[str, tuple[int, ...]]  # by attention layer: the kv head of B that takes the place of A's i
 
 
 def heads(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
@@ -76,19 +87,90 @@ def head_permutations(layers: Sequence[HeadSpace], matched: HeadPermutations, *,
     """All permutations if one layer has at most MAX_PERMUTATIONS of them; otherwise the matched one and random ones."""
     if len(layers) == 1 and math.factorial(layers[0].n_kv_heads) <= MAX_PERMUTATIONS:
         return [{layers[0].name: places} for places in permutations(range(layers[0].n_kv_heads))]
-    return [matched, *_random_permutations(layers, matched, seed)]
-
-
-def _random_permutations(
-    layers: Sequence[HeadSpace], matched: HeadPermutations, seed: int
-) -> Iterator[HeadPermutations]:
-    rng, seen = torch.Generator().manual_seed(seed), {tuple(matched.values())}
+    rng, found = torch.Generator().manual_seed(seed), [dict(matched)]
     most = min(MAX_PERMUTATIONS, math.prod(math.factorial(heads.n_kv_heads) for heads in layers))
-    while len(seen) < most:
+    while len(found) < most:
         drawn = {h.name: tuple(torch.randperm(h.n_kv_heads, generator=rng).tolist()) for h in layers}
-        if tuple(drawn.values()) not in seen:
-            seen.add(tuple(drawn.values()))
-            yield drawn
+        if drawn not in found:
+            found.append(drawn)
+    return [*found]
+
+
+@dataclass(frozen=True)
+class FixedHeadAligner:
+    """Aligns B to A with given head permutations: finds the elements inside the heads, and keeps the stream and the
+    units where matching puts them."""
+
+    a: Weights
+    b: Weights
+    scope: str
+    stage2: Method = "full"
+
+    @cached_property
+    def layers(self) -> tuple[HeadSpace, ...]:
+        """The attention layers of the scope."""
+        return tuple(heads for heads in self.b.arch.heads() if heads.name in self._part.groups)
+
+    @cached_property
+    def matched(self) -> HeadPermutations:
+        """The permutation that Stage 1 of weight matching chooses, for each layer."""
+        found = {heads.name: self._matched_elements[heads.name].face("vo").tensors() for heads in self.layers}
+        return {name: tuple(tensors["index"].tolist()) for name, tensors in found.items()}
+
+    def transform(self, permutations: HeadPermutations) -> Transform:
+        """These permutations, the best elements inside the heads, and A's values for all free coordinates."""
+        elements = {heads.name: self._element(heads, permutations[heads.name]) for heads in self.layers}
+        return with_reference_gauge(self.a, self.b, self._part, {**self._other_elements, **elements}, CPU)
+
+    @cached_property
+    def _part(self) -> Symmetry:
+        return symmetry(self.b.arch).scoped(self.scope)
+
+    @cached_property
+    def _matched_elements(self) -> Mapping[str, Element]:
+        """All elements that weight matching finds."""
+        matcher = WeightMatching(scope=self.scope, stage2=self.stage2)
+        return nearest_elements(self.a, self.b, self.scope, matcher, CPU)
+
+    @cached_property
+    def _other_elements(self) -> Mapping[str, Element]:
+        """The elements of stream and units."""
+        spaces = self.b.arch.spaces
+        return {name: g for name, g in self._matched_elements.items() if spaces[name].role != "heads"}
+
+    @cached_property
+    def _elements_between_heads(self) -> Mapping[str, HeadsElement]:
+        """For each attention layer the best element between every head of A and every head of B in one batch: head
+        i·n + j is the pair i, j. The best element of a pair of heads does not depend on how the others are paired.
+
+        The matrices are in normal form, the stream of B moved to A's.
+        """
+        problem = AlignmentProblem(self.a, self.b, self._part, WeightMatching(), CPU)
+        stream = self.b.arch.stream.name
+        action = Action(self.b.arch, {name: g for name, g in self._other_elements.items() if name == stream})
+        found = {}
+        for heads in self.layers:
+            first, second = (form.block(heads.name) for form in (problem.form_a, problem.form_b))
+            moved = {name: action.tensor(name, t) for name, t in second.items()}
+            a, b = (attention_matrices(self.b.arch, heads, tensors) for tensors in (first, moved))
+            n = heads.n_kv_heads
+            rows, columns = torch.arange(n).repeat_interleave(n), torch.arange(n).repeat(n)
+            wide = replace(heads, n_heads=n * heads.n_heads, n_kv_heads=n * n, permutable=False)
+            every = permuted(a, _whole_groups(rows, heads)), permuted(b, _whole_groups(columns, heads))
+            found[heads.name] = match_heads(*every, wide, stage2=self.stage2).element
+        return found
+
+    def _element(self, heads: HeadSpace, permutation: tuple[int, ...]) -> HeadsElement:
+        found, kv = self._elements_between_heads[heads.name], torch.tensor(permutation)
+        chosen = torch.arange(len(kv)) * len(kv) + kv
+        queries = torch.arange(heads.group_size).expand(len(kv), -1).clone()
+        return HeadsElement(kv, queries, found.qk.take(chosen), found.vo.take(chosen))
+
+
+def _whole_groups(groups: Tensor, heads: HeadSpace) -> GroupedAssignment:
+    """An assignment of whole groups, with their query heads in order."""
+    queries = (groups[:, None] * heads.group_size + torch.arange(heads.group_size)).flatten()
+    return GroupedAssignment(groups, queries, 0.0)
 
 
 def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
@@ -134,13 +216,12 @@ def control(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, conte
     model = load(needs[0] / "model")
     path = PathEvaluator.of(settings, model, context, n_points=settings.get("points", POINTS))
     scope, seed = settings.get("scope", "all-attention"), settings.get("seed", 0)
-    sides: tuple[Side, Side] = ("inside", "outside")
     return {
         "positions": model.config.get("positions"),
         "group": str(symmetry(model.arch).scoped(scope)),
         "lambdas": list(path.lambdas),
         "n_samples": path.task.n_samples,
-        **{side: _reparametrise_and_align(model, path, side, scope, seed) for side in sides},
+        **{side: _reparametrise_and_align(model, path, side, scope, seed) for side in get_args(Side)},
     }
 
 
@@ -180,17 +261,8 @@ def excess(losses: Sequence[float]) -> float:
     return max(losses) - losses[0]
 
 
-@dataclass(frozen=True)
-class Reparametrisation:
-    """A change of the query and key vectors of every head: q → U q, k → V k."""
-
-    name: str
-    queries: Tensor
-    keys: Tensor
-
-
-def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: int) -> Reparametrisation:
-    """A random reparametrisation of one layer's heads, singular values in ½ … 2.
+def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: int) -> tuple[str, Tensor, Tensor]:
+    """The name, U and V of a random reparametrisation q → U q, k → V k of one layer's heads, singular values in ½ … 2.
 
     Inside, V = U⁻ᵀ with U of the group: a complex number per rotary pair under RoPE, any invertible matrix without it.
     Outside, under RoPE, V = U⁻ᵀ with any invertible U: QKᵀ stays the same, but not with rotations between Q and K.
@@ -204,8 +276,8 @@ def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: in
     keys = inner.sample(n, seed=seed).matrix()
     queries = torch.linalg.inv(keys).mT
     if side == "outside" and not rotary:
-        return Reparametrisation("queries alone", queries, torch.eye(width, dtype=keys.dtype).expand_as(keys))
-    return Reparametrisation(str(inner), queries, keys)
+        return "queries alone", queries, torch.eye(width, dtype=keys.dtype).expand_as(keys)
+    return str(inner), queries, keys
 
 
 def reparametrised(model: Weights, layers: list[int], side: Side, *, seed: int) -> tuple[Weights, str]:
@@ -213,9 +285,9 @@ def reparametrised(model: Weights, layers: list[int], side: Side, *, seed: int) 
     tensors: dict[str, Tensor] = {name: model[name] for name in model}
     names = []
     for layer in layers:
-        found = random_reparametrisation(model, side, layer, seed=seed + layer)
-        names.append(found.name)
-        for letter, matrix in (("q", found.queries), ("k", found.keys)):
+        label, queries, keys = random_reparametrisation(model, side, layer, seed=seed + layer)
+        names.append(label)
+        for letter, matrix in (("q", queries), ("k", keys)):
             for kind in ("weight", "bias"):
                 name = f"blocks.{layer}.attn.{letter}.{kind}"
                 if name in tensors:

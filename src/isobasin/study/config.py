@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from isobasin.alignment.heads import HEAD_DISTANCES, STAGES
@@ -18,12 +17,11 @@ from isobasin.model.config import preset_settings
 from isobasin.symmetries import SCOPES
 from isobasin.tasks.datasets import AUGMENTATIONS as AUGMENTATIONS
 
-MODELS = ("vit", "bert", "gpt2", "llama")
+DATA_KINDS = {"vit": "image", "bert": "text", "gpt2": "lm", "llama": "lm"}  # the data that each model reads
 POSITIONS = ("absolute", "sinusoidal", "learned", "rope", "alibi", "none")
 MATCHERS = ("weights", "activations", "learned", "reference")
 STARTS = ("weights", "activations")
 ABLATIONS = ("stage2", "distances", "heads", "layers", "control")
-REQUIREMENTS = ("accuracy", "bits_per_byte", "perplexity", "loss")
 _RECIPES = ("pretrain", "finetune", "whole")
 
 
@@ -73,51 +71,54 @@ def _table() -> Field:
     return Field(lambda value: isinstance(value, Mapping), "a table")
 
 
-RECIPE: Mapping[str, Field] = MappingProxyType(
-    {
-        "epochs": _number(0, 1e6, spans=True),
-        "steps": Field(lambda value: value == 0 or _is_whole(value, 1), "a whole number", spans=True),
-        "batch": _count(default=128, spans=True),
-        "rate": _number(1e-9, 10, default=1e-3, spans=True),
-        "decay": _number(0, 10, default=0.05, spans=True),
-        "warmup": _number(0, 1, default=0.1, spans=True),
-        "smoothing": _number(0, 0.99, default=0.0, spans=True),
-        "augment": _one_of(AUGMENTATIONS, default="none", spans=True),
-    }
-)
-PRETRAIN: Mapping[str, Field] = MappingProxyType(
-    {**RECIPE, "dataset": _text(), "checkpoint": _text(), "seed": Field(_is_seed, "a whole number", default=0)}
-)
-CELL: Mapping[str, Field] = MappingProxyType(
-    {
-        "model": _one_of(MODELS, required=True, spans=True),
-        "positions": _one_of(POSITIONS, spans=True),
-        "layers": _count(required=True, spans=True),
-        "heads": _count(required=True, spans=True),
-        "width": _count(required=True, spans=True),
-        "dataset": _text(required=True, spans=True),
-        "scope": _one_of(SCOPES, required=True, spans=True),
-        "sequence": _count(spans=True),
-        "patch": _count(spans=True),
-        "frozen": Field(lambda value: isinstance(value, bool), "true or false", default=False, spans=True),
-        "finetune_heads": _count(spans=True),
-        "seeds": Field(
-            lambda value: isinstance(value, list) and len(value) > 1 and all(map(_is_seed, value)),
-            "a list of at least two whole numbers",
-            default=(1, 2, 3),
-        ),
-        "points": Field(lambda value: _is_whole(value, 3), "a whole number of at least 3", default=25),
-        "samples": _count(),
-        "matchers": _list(default=("weights",)),
-        "ablations": _list(default=()),
-        "require": _table(),
-        "pretrain": _table(),
-        "finetune": _table(),
-        "whole": _table(),
-    }
-)
-GRID: Mapping[str, Field] = MappingProxyType({"name": _text(required=True), "cells": _list("[[cells]] blocks")})
-REQUIRE: Mapping[str, Field] = MappingProxyType(dict.fromkeys(REQUIREMENTS, _number(0, 1e9)))
+RECIPE: Mapping[str, Field] = {
+    "epochs": _number(0, 1e6, spans=True),
+    "steps": Field(lambda value: value == 0 or _is_whole(value, 1), "a whole number", spans=True),
+    "batch": _count(default=128, spans=True),
+    "rate": _number(1e-9, 10, default=1e-3, spans=True),
+    "decay": _number(0, 10, default=0.05, spans=True),
+    "warmup": _number(0, 1, default=0.1, spans=True),
+    "smoothing": _number(0, 0.99, default=0.0, spans=True),
+    "augment": _one_of(AUGMENTATIONS, default="none", spans=True),
+}
+PRETRAIN: Mapping[str, Field] = {
+    **RECIPE,
+    "dataset": _text(),
+    "checkpoint": _text(),
+    "seed": Field(_is_seed, "a whole number", default=0),
+}
+CELL: Mapping[str, Field] = {
+    "model": _one_of(tuple(DATA_KINDS), required=True, spans=True),
+    "positions": _one_of(POSITIONS, spans=True),
+    "layers": _count(required=True, spans=True),
+    "heads": _count(required=True, spans=True),
+    "width": _count(required=True, spans=True),
+    "dataset": _text(required=True, spans=True),
+    "scope": _one_of(SCOPES, required=True, spans=True),
+    "sequence": _count(spans=True),
+    "patch": _count(spans=True),
+    "frozen": Field(lambda value: isinstance(value, bool), "true or false", default=False, spans=True),
+    "finetune_heads": _count(spans=True),
+    "seeds": Field(
+        lambda value: isinstance(value, list) and len(value) > 1 and all(map(_is_seed, value)),
+        "a list of at least two whole numbers",
+        default=(1, 2, 3),
+    ),
+    "points": Field(lambda value: _is_whole(value, 3), "a whole number of at least 3", default=25),
+    "samples": _count(),
+    "matchers": _list(default=("weights",)),
+    "ablations": Field(
+        lambda value: isinstance(value, list) and all(name in ABLATIONS for name in value),
+        f"a list of some of {', '.join(ABLATIONS)}",
+        default=(),
+    ),
+    "require": _table(),
+    "pretrain": _table(),
+    "finetune": _table(),
+    "whole": _table(),
+}
+GRID: Mapping[str, Field] = {"name": _text(required=True), "cells": _list("[[cells]] blocks")}
+REQUIRE: Mapping[str, Field] = dict.fromkeys(("accuracy", "bits_per_byte", "perplexity", "loss"), _number(0, 1e9))
 
 
 def checked(table: Mapping[str, Any], known: Mapping[str, Field], where: str) -> dict[str, Any]:
@@ -306,7 +307,7 @@ def _cell(flat: Mapping[tuple[str, ...], Any], varied: Mapping[tuple[str, ...], 
     own["positions"] = preset_settings(own["model"], own["positions"])["positions"]
     _check_sizes(own, where)
     _check_seeds(own, tables["pretrain"], where)
-    ablations = _checked_ablations(own["ablations"], where)
+    ablations = tuple(own["ablations"])
     recipes = _recipes(own["scope"], tables, where)
     used = [name for name in _RECIPES if recipes[name].get("batch")]
     used = ["pretrain"] if used == ["whole"] and not tables["whole"] else used
@@ -367,13 +368,6 @@ def _check_seeds(own: Mapping[str, Any], pretrain: Mapping[str, Any], where: str
             f"{where}: seed {pretrain.get('seed', 0)} is both pretraining's and fine-tuning's; "
             "take it out of seeds or set pretrain.seed"
         )
-
-
-def _checked_ablations(names: Any, where: str) -> tuple[str, ...]:
-    for name in names:
-        if name not in ABLATIONS:
-            raise IsobasinError(f"{where}: ablations: {name!r} is unknown, expected one of {', '.join(ABLATIONS)}")
-    return tuple(names)
 
 
 def _matchers(given: Any, ablations: tuple[str, ...], where: str) -> tuple[MatcherConfig, ...]:

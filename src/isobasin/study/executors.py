@@ -21,9 +21,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from isobasin.errors import IsobasinError
-
-from .plan import Context, Job, in_order, run_job
-from .store import Store
+from isobasin.study.plan import Context, Job, in_order, run_job
+from isobasin.study.store import Store
 
 RETRIES = 1  # after a failure that may be temporary: a killed worker, memory that other processes used
 LOG = "workers.log"  # the output of libraries inside the workers
@@ -277,8 +276,7 @@ class RayPool:
     """
 
     def __init__(self, store: Store, context: Context, *, size: int | None, share: float = 0.0) -> None:
-        self._ray = _import_ray()
-        _connect(self._ray, size)
+        self._ray = _connected_ray(size)
         self.size = size or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         # Ray's own retries are off: the scheduler retries and counts.
         self._task = self._ray.remote(num_cpus=1, num_gpus=share, max_retries=0)(attempt)
@@ -309,21 +307,18 @@ class RayPool:
         return found
 
 
-def _import_ray() -> Any:
+def _connected_ray(size: int | None) -> Any:
+    """The module, connected. Tasks get the import path of this process, also where the package is not installed."""
     try:
         import ray
     except ImportError as error:
         raise IsobasinError(
             "--engine ray needs Ray, which is not installed: pip install 'isobasin[cluster]'"
         ) from error
-    return ray
-
-
-def _connect(ray: Any, size: int | None) -> None:
-    """Give tasks the import path of this process, also where the package is not installed."""
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}}
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": environment}
     if os.environ.get("RAY_ADDRESS"):
         ray.init(address=os.environ["RAY_ADDRESS"], **options)
     else:
         ray.init(address="local", num_cpus=size, include_dashboard=False, **options)
+    return ray

@@ -18,17 +18,17 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from scipy.special import log_softmax
 
-from isobasin.errors import IsobasinError
+from isobasin.errors import ArchitectureError, IsobasinError
 from isobasin.files import ResumeFile
 from isobasin.model import ModelConfig, Transformer
+from isobasin.study.config import DATA_KINDS
+from isobasin.study.plan import Context
+from isobasin.study.trainer import CheckpointConfig, TrainingRecipe, can_compile, train
+from isobasin.symmetries import SCOPES
 from isobasin.tasks.datasets import Dataset, augmentation, eval_batch_size, open_dataset, open_labelled_texts
 from isobasin.tasks.source import chosen
 from isobasin.tasks.task import MetricSums, Task
 from isobasin.tasks.tokenizer import Vocabulary, split_words
-
-from .plan import Context
-from .reinitialisation import reinitialise, scope_parameters
-from .trainer import CheckpointConfig, TrainingRecipe, can_compile, train
 
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints
 EVALUATION_SAMPLES = 1000  # test samples of the evaluations during training
@@ -37,14 +37,7 @@ LOSS_POINTS = 100  # of the curve of training losses in the result
 MAX_TERMS = 200_000  # of the baseline
 INVERSE_REGULARISATION = 10.0  # C: the weight of the data against ‖w‖²/2
 _PATCH_SIZES = {28: 7, 32: 4, 64: 8, 224: 16}
-_LENGTHS = ("epochs", "steps")
-_RECIPE_KEYS = {
-    "batch": "batch_size",
-    "rate": "peak_lr",
-    "decay": "weight_decay",
-    "warmup": "warmup",
-    "smoothing": "label_smoothing",
-}
+_RECIPE_KEYS = {"batch": "batch_size", "rate": "peak_lr", "decay": "weight_decay", "smoothing": "label_smoothing"}
 
 
 def pretrain(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
@@ -89,11 +82,8 @@ def _train_and_test(
 
     On CUDA in bfloat16, with a step as one graph, compiled where that is possible; otherwise in float32.
     """
-    device, table, batch_size = (
-        torch.device(context.device),
-        settings["train"],
-        eval_batch_size(data.kind, context.device),
-    )
+    device, table = torch.device(context.device), settings["train"]
+    batch_size = eval_batch_size(data.kind, context.device)
     cache_key = {**settings, "data": dict(data.facts), "model": model.config.to_dict()}
     record = ResumeFile(context.scratch / "training", "learning", cache_key, tensors=True)
     probe = data.task("test", samples=EVALUATION_SAMPLES, batch_size=batch_size)
@@ -134,18 +124,13 @@ def _train_and_test(
 
 
 def recipe_from_table(table: Mapping[str, Any]) -> TrainingRecipe:
-    """A table of the grid as a recipe.
+    """A table of the grid, whose keys were checked when it was read, as a recipe.
 
     >>> recipe_from_table({"epochs": 2, "batch": 64, "rate": 1e-3}).batch_size
     64
     """
-    if unknown := sorted(set(table) - set(_RECIPE_KEYS) - {*_LENGTHS, "augment"}):
-        known = ", ".join((*_LENGTHS, *_RECIPE_KEYS))
-        raise IsobasinError(f"train: unknown key {unknown[0]!r}, expected {known} or augment")
-    return TrainingRecipe(
-        **{name: table[name] for name in _LENGTHS if table.get(name) is not None},
-        **{name: table[key] for key, name in _RECIPE_KEYS.items() if table.get(key) is not None},
-    )
+    given = {key: value for key, value in table.items() if key != "augment" and value is not None}
+    return TrainingRecipe(**{_RECIPE_KEYS.get(key, key): value for key, value in given.items()})
 
 
 @torch.inference_mode()
@@ -177,10 +162,9 @@ def model_config(settings: Mapping[str, Any], data: Dataset) -> ModelConfig:
     sizes = {"n_layers": settings["layers"], "n_heads": settings["heads"], "d_model": width}
     other: dict[str, float] = {}
     sizes["d_ff"] = 16 * math.ceil(8 * width / 48) if model == "llama" else 4 * width
-    expected = {"vit": "image", "bert": "text"}.get(model, "lm")
-    if data.kind != expected:
+    if data.kind != DATA_KINDS[model]:
         raise IsobasinError(
-            f"model {model!r} on data set {data.name!r}, which is {data.kind}: expected {expected} data"
+            f"model {model!r} on data set {data.name!r}, which is {data.kind}: expected {DATA_KINDS[model]} data"
         )
     if data.image is not None:
         channels, side, _ = data.image
@@ -200,11 +184,7 @@ def open_dataset_for(folder: Path, config: ModelConfig, name: str, root: Path | 
     """Data for an existing model, cut to its sequence length or image size; an error if they do not fit."""
     sequence = config.n_positions if config.d_vocab else None
     data = open_dataset(name, root, sequence=sequence, side=config.image_size)
-    _check_fits(config, data, Vocabulary.read(folder, config.d_vocab or 0))
-    return data
-
-
-def _check_fits(config: ModelConfig, data: Dataset, vocabulary: Vocabulary) -> None:
+    vocabulary = Vocabulary.read(folder, config.d_vocab or 0)
     kind = "image" if config.image_size else "text" if config.n_classes else "lm"
     if kind != data.kind:
         raise IsobasinError(f"data set {data.name!r} is {data.kind}, but the pretrained model is for {kind} data")
@@ -217,6 +197,7 @@ def _check_fits(config: ModelConfig, data: Dataset, vocabulary: Vocabulary) -> N
             f"data set {data.name!r}: its vocabulary is not that of the pretrained model; use bytes for both, "
             f"{data.name.partition(':')[0]}:bytes"
         )
+    return data
 
 
 def _head_parameters(model: Transformer) -> frozenset[str]:
@@ -231,6 +212,64 @@ def _with_classes(model: Transformer, n_classes: int | None) -> Transformer:
     kept = {name: tensor for name, tensor in model.state_dict().items() if name not in _head_parameters(model)}
     made.load_state_dict(made.state_dict() | kept)
     return made
+
+
+def scope_parameters(model: Transformer, scope: str) -> frozenset[str]:
+    """Names of the parameters in a scope. Attention is q, k, v and o, without the norm before it.
+
+    >>> config = ModelConfig(d_model=8, n_layers=2, n_heads=2, d_ff=16, d_vocab=5, n_positions=4, bias=False)
+    >>> sorted(scope_parameters(Transformer(config), "first-attention"))[:2]
+    ['blocks.0.attn.k.weight', 'blocks.0.attn.o.weight']
+    """
+    if scope not in SCOPES:
+        raise ArchitectureError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
+    names = [name for name, _ in model.named_parameters()]
+    inside = {
+        "first-attention": lambda name: name.startswith("blocks.0.attn."),
+        "all-attention": lambda name: ".attn." in name,
+        "first-block": lambda name: name.startswith("blocks.0."),
+        "model": lambda name: True,
+    }[scope]
+    return frozenset(filter(inside, names))
+
+
+@torch.no_grad()
+def reinitialise(model: Transformer, scope: str, *, seed: int, n_heads: int | None = None) -> Transformer:
+    """A new model: the scope as `Transformer(config, seed=seed)` initialises it, the rest bitwise unchanged.
+
+    `n_heads` splits the same width into another number of heads. A configuration has one number of heads for all
+    layers, so this needs a scope that contains all attention layers.
+    """
+    replaced = scope_parameters(model, scope)
+    if n_heads is not None and scope not in ("all-attention", "model"):
+        raise ArchitectureError(
+            f"n_heads={n_heads} with scope {scope!r}: the layers that stay keep {model.config.n_heads} heads; "
+            "use scope all-attention or model"
+        )
+    config = model.config if n_heads is None else _with_heads(model.config, n_heads)
+    like = next(model.parameters())
+    made = Transformer(config, seed=seed).to(like).train(model.training)
+    before = dict(model.named_parameters())
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(before[name].requires_grad)
+        if name not in replaced:
+            parameter.copy_(before[name])
+    return made
+
+
+def _with_heads(config: ModelConfig, n_heads: int) -> ModelConfig:
+    """The same widths of queries and keys, split into other heads; the rotary share of a head stays."""
+    width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    d_head = width // n_heads if n_heads > 0 else 0
+    if d_head < 1 or width % n_heads or kv_width % d_head:
+        raise ArchitectureError(
+            f"n_heads={n_heads}: queries of width {width} and keys of width {kv_width} can not be cut so; "
+            "choose a number that divides both"
+        )
+    rotary_dims = config.rotary_dims * d_head // config.d_head
+    return dataclasses.replace(
+        config, n_heads=n_heads, n_kv_heads=kv_width // d_head, d_head=d_head, rotary_dims=rotary_dims
+    )
 
 
 def tf_idf_accuracy(name: str, root: Path | None, limits: Mapping[str, int]) -> dict[str, Any]:

@@ -12,31 +12,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from isobasin.errors import IsobasinError
 from isobasin.files import strict_json
-
-from .config import Cell, MatcherConfig
+from isobasin.study.config import Cell, MatcherConfig
 
 if TYPE_CHECKING:
-    from .store import Store
+    from isobasin.study.store import Store
 
-WORK: Mapping[str, str] = MappingProxyType(
-    {
-        "baseline": "isobasin.study.models:baseline",
-        "pretrain": "isobasin.study.models:pretrain",
-        "finetune": "isobasin.study.models:finetune",
-        "pair": "isobasin.study.pairs:pair",
-        "heads": "isobasin.study.ablations:heads",
-        "layers": "isobasin.study.ablations:layers",
-        "control": "isobasin.study.ablations:control",
-    }
-)
+WORK: Mapping[str, str] = {
+    "baseline": "isobasin.study.models:baseline",
+    "pretrain": "isobasin.study.models:pretrain",
+    "finetune": "isobasin.study.models:finetune",
+    "pair": "isobasin.study.pairs:pair",
+    "heads": "isobasin.study.ablations:heads",
+    "layers": "isobasin.study.ablations:layers",
+    "control": "isobasin.study.ablations:control",
+}
 """Kind of a job -> "module:function", imported when it runs. A kind may also be such an address itself."""
 
-VERSION: Mapping[str, int] = MappingProxyType(dict.fromkeys(WORK, 1))
+VERSION: Mapping[str, int] = dict.fromkeys(WORK, 1)
 """Part of the key: increase it when a kind of work gives other numbers for the same settings."""
 
 _KEY_DIGITS = 24  # hexadecimal: 96 bits
@@ -179,17 +175,20 @@ class CellPlan:
         }
 
 
-def plan_cell(cell: Cell, *, checkpoint: Mapping[str, str] | None = None, baseline: bool = False) -> CellPlan:
-    """The jobs of a cell. `checkpoint` replaces pretraining; `baseline` adds the tf-idf baseline."""
+def plan_cell(cell: Cell, *, checkpoint: Mapping[str, str] | None = None) -> CellPlan:
+    """The jobs of a cell. `checkpoint` replaces pretraining. Only labelled text has a baseline."""
     pretrained = None if cell.scope == "model" else _pretrain(cell, checkpoint)
     if pretrained is None:
         models = tuple(_pretrain_job(cell, cell.dataset, cell.whole, seed) for seed in cell.seeds)
     else:
         models = tuple(_finetune(cell, seed, pretrained) for seed in cell.seeds)
-    pairs = tuple(Job("pair", _pair_settings(cell), (models[i], models[j])) for i, j in cell.pairs)
-    ablations = _ablations(cell, pretrained or models[0], models)
-    simple = Job("baseline", {"dataset": cell.dataset, "limits": {}}) if baseline else None
-    return CellPlan(cell, simple, pretrained, models, pairs, MappingProxyType(ablations))
+    measured = {"dataset": cell.dataset, "samples": cell.samples}
+    matchers = [_matcher_settings(config) for config in cell.matchers]
+    settings = measured | {"matchers": matchers, "scope": cell.scope, "points": cell.points}
+    pairs = tuple(Job("pair", settings, (models[i], models[j])) for i, j in cell.pairs)
+    ablations = _ablations(cell, measured, pretrained or models[0], models)
+    baseline = Job("baseline", {"dataset": cell.dataset, "limits": {}}) if cell.model == "bert" else None
+    return CellPlan(cell, baseline, pretrained, models, pairs, ablations)
 
 
 def _shape(cell: Cell) -> dict[str, Any]:
@@ -228,29 +227,22 @@ def _finetune(cell: Cell, seed: int, pretrained: Job) -> Job:
     return Job("finetune", settings, (pretrained,))
 
 
-def _measurement(cell: Cell) -> dict[str, Any]:
-    return {"dataset": cell.dataset, "samples": cell.samples}
-
-
-def _pair_settings(cell: Cell) -> dict[str, Any]:
-    matchers = [_matcher_settings(config) for config in cell.matchers]
-    return _measurement(cell) | {"matchers": matchers, "scope": cell.scope, "points": cell.points}
-
-
 def _matcher_settings(config: MatcherConfig) -> dict[str, Any]:
     drop = () if config.matcher == "learned" else _LEARNED_ONLY
     return {key: value for key, value in asdict(config).items() if key not in drop}
 
 
-def _ablations(cell: Cell, trained: Job, models: tuple[Job, ...]) -> dict[str, tuple[Job, ...]]:
+def _ablations(
+    cell: Cell, measured: Mapping[str, Any], trained: Job, models: tuple[Job, ...]
+) -> dict[str, tuple[Job, ...]]:
     """`heads` for every pair, `layers` for the pretrained model, `control` for the first model."""
-    common, found = _measurement(cell), {}
+    found = {}
     if "heads" in cell.ablations:
-        settings = common | {"scope": cell.scope, "stage2": "full", "seed": 0}
+        settings = {**measured, "scope": cell.scope, "stage2": "full", "seed": 0}
         found["heads"] = tuple(Job("heads", settings, (models[i], models[j])) for i, j in cell.pairs)
     if "layers" in cell.ablations:
-        found["layers"] = (Job("layers", common | {"seeds": list(cell.seeds)}, (trained,)),)
+        found["layers"] = (Job("layers", {**measured, "seeds": list(cell.seeds)}, (trained,)),)
     if "control" in cell.ablations:
-        settings = common | {"scope": "all-attention", "seed": 0}
+        settings = {**measured, "scope": "all-attention", "seed": 0}
         found["control"] = (Job("control", settings, (models[0],)),)
     return found

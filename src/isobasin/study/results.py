@@ -3,16 +3,15 @@ that tables, figures and summary.json show."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from isobasin.errors import IsobasinError
 from isobasin.path.curve import grid, is_connected, midpoint
+from isobasin.study.store import PACKED, RESULT, STUDY, StoredStudy, stored_studies
 from isobasin.symmetries import SCOPES
-
-from .store import PACKED, RESULT, STUDY, StoredStudy, stored_studies
 
 NAIVE = "naive"
 MAX_OUTPUT_CHANGE = 1e-3  # relative: alignment that changes the outputs by more has changed the function
@@ -23,9 +22,9 @@ SCOPE_TITLES = {
     "model": "Entire model",
 }
 STAGES = {"weights/none": "none", "weights/orthogonal": "orthogonal", "weights": "full"}
-_SHAPE = ("model", "positions", "layers", "heads", "width")
+_KEYS = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope")
+_MODEL_KEYS = ("loss", "accuracy", "bits_per_byte", "perplexity", "n_steps", "n_params", "seconds")
 _ABLATIONS = ("heads", "layers", "control")
-_NBSP = "\N{NO-BREAK SPACE}"
 _MODELS = {"vit": "ViT", "bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
 _DATASETS = {
     "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100",
@@ -68,11 +67,10 @@ class CellResult:
     about: JsonObject
     status: str
     why: str | None
-    models: tuple[tuple[int, JsonObject], ...] = ()
-    pairs: tuple[PairResult, ...] = ()
-    baseline: float | None = None
-    pretrained: JsonObject | None = None
-    ablations: Mapping[str, tuple[JsonObject, ...]] = field(default_factory=dict)
+    models: tuple[tuple[int, JsonObject], ...]
+    pairs: tuple[PairResult, ...]
+    baseline: float | None
+    ablations: Mapping[str, tuple[JsonObject, ...]]  # by kind
 
     @property
     def done(self) -> bool:
@@ -145,7 +143,6 @@ def _cell(row: JsonObject, done: Mapping[str, JsonObject], path: Path) -> CellRe
         models=models,
         pairs=pairs,
         baseline=(done.get(str(jobs.get("baseline"))) or {}).get("accuracy"),
-        pretrained=done.get(str(jobs.get("pretrain"))),
         ablations={kind: tuple(done[n] for n in jobs.get(kind, ()) if n in done) for kind in _ABLATIONS},
     )
 
@@ -168,7 +165,9 @@ def _rows_from_results(done: Mapping[str, JsonObject]) -> list[dict[str, Any]]:
             continue
         ends = [done[need]["job"] for need in job["needs"]]
         about = _about(ends[0], job["settings"], done)
-        row = rows.setdefault(json.dumps(about, sort_keys=True), about | _empty_row(ends[0]))
+        pretrained = ends[0]["needs"][0] if ends[0]["kind"] == "finetune" else None
+        empty: JsonObject = {"status": "done", "why": None, "jobs": {"pairs": [], "models": [], "pretrain": pretrained}}
+        row = rows.setdefault(json.dumps(about, sort_keys=True), {**about, **empty})
         seeds = [end["settings"]["seed"] for end in ends]
         row["jobs"]["pairs"].append({"seeds": seeds, "job": name})
         for seed, need in zip(seeds, job["needs"]):
@@ -185,21 +184,15 @@ def _about(end: JsonObject, settings: JsonObject, done: Mapping[str, JsonObject]
     """What the models of a pair have in common."""
     tuned = end["settings"] if end["kind"] == "finetune" else {}
     first = done[end["needs"][0]]["job"]["settings"] if tuned and end["needs"][0] in done else end["settings"]
-    shape = {key: first.get(key) for key in _SHAPE}
     trained = {key: each.get("train") for key, each in (("pretrain", first), ("finetune", tuned)) if each}
     return {
-        **shape,
+        **{key: first.get(key) for key in ("model", "positions", "layers", "heads", "width")},
         "dataset": settings.get("dataset"),
         "scope": settings.get("scope"),
         "frozen": bool(tuned.get("frozen")),
         "finetune_heads": tuned.get("heads"),
         "trained": trained,
     }
-
-
-def _empty_row(end: JsonObject) -> dict[str, Any]:
-    pretrained = end["needs"][0] if end["kind"] == "finetune" else None
-    return {"status": "done", "why": None, "jobs": {"pairs": [], "models": [], "pretrain": pretrained}}
 
 
 def _baseline_and_ablations(row: JsonObject, done: Mapping[str, JsonObject]) -> dict[str, Any]:
@@ -259,7 +252,7 @@ class Score:
         return self.output_change is None or self.output_change <= MAX_OUTPUT_CHANGE
 
 
-def _midpoint_value(curve: Sequence[float]) -> float | None:
+def _midpoint_value(curve: Sequence[float | None]) -> float | None:
     return curve[midpoint(grid(len(curve)))] if curve else None
 
 
@@ -274,12 +267,7 @@ def scores(cell: CellResult, metric: str = "loss") -> dict[str, Score]:
             tuple(pair.barrier(label, metric) for pair in cell.pairs),
             naive,
             _largest_output_change(cell.pairs, label),
-            mean(
-                [
-                    curve[midpoint(grid(len(curve)))] if (curve := pair.curve(label, metric)) else None
-                    for pair in cell.pairs
-                ]
-            ),
+            mean([_midpoint_value(pair.curve(label, metric)) for pair in cell.pairs]),
         )
         for label in (NAIVE, *cell.labels)
     }
@@ -295,19 +283,17 @@ def quality(cell: CellResult, metric: str) -> float | None:
     return mean([result.get(metric) for _, result in cell.models])
 
 
-def ablation(cell: CellResult, kind: str) -> tuple[JsonObject, ...]:
-    return cell.ablations.get(kind, ())
-
-
 def summary_row(cell: CellResult) -> dict[str, Any]:
     """A cell as summary.json holds it."""
-    keys = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope", "cell")
     found, accuracy = scores(cell), scores(cell, "accuracy")
     return {
-        **{key: cell.about.get(key) for key in keys},
+        **{key: cell.about.get(key) for key in (*_KEYS, "cell")},
         "status": cell.status,
         "why": cell.why,
-        "models": [{"seed": seed, **_model_row(result)} for seed, result in cell.models],
+        "models": [
+            {"seed": seed, **{key: result[key] for key in _MODEL_KEYS if result.get(key) is not None}}
+            for seed, result in cell.models
+        ],
         "accuracy": quality(cell, "accuracy"),
         "bits_per_byte": quality(cell, "bits_per_byte"),
         "baseline": cell.baseline,
@@ -326,15 +312,10 @@ def summary_row(cell: CellResult) -> dict[str, Any]:
             for label, score in found.items()
         },
         "ablations": {
-            "heads": [{key: each.get(key) for key in ("rank", "normalised")} for each in ablation(cell, "heads")],
-            "layers": [{key: each.get(key) for key in ("before", "loss")} for each in ablation(cell, "layers")],
+            "heads": [{key: each.get(key) for key in ("rank", "normalised")} for each in cell.ablations["heads"]],
+            "layers": [{key: each.get(key) for key in ("before", "loss")} for each in cell.ablations["layers"]],
         },
     }
-
-
-def _model_row(result: JsonObject) -> dict[str, Any]:
-    shown = ("loss", "accuracy", "bits_per_byte", "perplexity", "n_steps", "n_params", "seconds")
-    return {key: result[key] for key in shown if result.get(key) is not None}
 
 
 def model_name(cell: CellResult) -> str:
@@ -355,7 +336,7 @@ def size_name(cell: CellResult, *, but: str = "") -> str:
     words = {
         "layers": f"{about.get('layers')} layer{'' if about.get('layers') == 1 else 's'}",
         "heads": f"{heads} heads",
-        "width": f"d{_NBSP}={_NBSP}{about.get('width')}",
+        "width": f"d\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{about.get('width')}",
         "frozen": "rest frozen" if about.get("frozen") else "",
     }
     return ", ".join(word for what, word in words.items() if word and what != but)
@@ -372,22 +353,12 @@ def title(cell: CellResult) -> str:
     return f"{model_name(cell)} on {data_name(cell)}, {positions_name(cell)}"
 
 
-def n_heads(cell: CellResult) -> int:
-    """The number of heads of the compared models."""
-    return int(cell.about.get("finetune_heads") or cell.about.get("heads") or 0)
-
-
 def by_scope(cells: Iterable[CellResult]) -> dict[str, list[CellResult]]:
     """Cells by scope, in the order of the paper."""
     found: dict[str, list[CellResult]] = {}
     for cell in sorted(cells, key=lambda c: SCOPES.index(s) if (s := c.about.get("scope")) in SCOPES else len(SCOPES)):
         found.setdefault(str(cell.about.get("scope")), []).append(cell)
     return found
-
-
-def counts(cells: Sequence[CellResult]) -> Mapping[str, int]:
-    """The number of cells by status."""
-    return {status: sum(cell.status == status for cell in cells) for status in ("done", "failed", "not filled")}
 
 
 def is_main(label: str) -> bool:
@@ -413,50 +384,26 @@ def distance_cells(cells: Iterable[CellResult]) -> list[tuple[CellResult, dict[s
     chosen = []
     for cell in cells:
         every = scores(cell)
-        found = {label.removeprefix("weights/"): s for label, s in every.items() if _is_distance(label)}
+        labels = [label for label in every if label.startswith("weights/") and label not in STAGES]
+        found = {label.removeprefix("weights/"): every[label] for label in labels}
         if found and "weights" in every:
             chosen.append((cell, {"complete": every["weights"]} | found))  # the default distance has no label
     return chosen
 
 
-def _is_distance(label: str) -> bool:
-    return label.startswith("weights/") and label not in STAGES
-
-
-@dataclass(frozen=True)
-class PositionComparison:
-    """The same cell with absolute and with rotary positions."""
-
-    absolute: CellResult
-    rotary: CellResult
-
-
-def position_comparisons(cells: Sequence[CellResult]) -> list[PositionComparison]:
-    """Pairs of done cells that differ only in their positions."""
-    rotary = {_without(cell, "positions"): cell for cell in cells if cell.done and _is_rotary(cell)}
-    return [
-        PositionComparison(cell, rotary[key])
-        for cell in cells
-        if cell.done and not _is_rotary(cell) and (key := _without(cell, "positions")) in rotary
-    ]
-
-
-def _is_rotary(cell: CellResult) -> bool:
-    return cell.about.get("positions") == "rope"
+def position_comparisons(cells: Sequence[CellResult]) -> list[tuple[CellResult, CellResult]]:
+    """Pairs of done cells that differ only in their positions: the first absolute, the second rotary."""
+    done = [(cell, _without(cell, "positions"), cell.about.get("positions") == "rope") for cell in cells if cell.done]
+    rotary = {key: cell for cell, key, is_rotary in done if is_rotary}
+    return [(cell, rotary[key]) for cell, key, is_rotary in done if not is_rotary and key in rotary]
 
 
 def _without(cell: CellResult, *left_out: str) -> str:
     """A key of everything about a cell except some of it; cells with equal keys agree in the rest."""
-    keys = ("model", "dataset", "positions", "layers", "heads", "width", "finetune_heads", "frozen", "scope")
-    kept = {key: cell.about.get(key) for key in keys if key not in left_out}
+    kept = {key: cell.about.get(key) for key in _KEYS if key not in left_out}
+    recipes = [result.get("job", {}).get("settings", {}).get("train") or {} for _, result in cell.models]
     lengths = ("epochs", "steps") if "length" in left_out else ()
-    return repr(kept | {"trained": [_training(result, lengths) for _, result in cell.models]})
-
-
-def _training(result: JsonObject, left_out: Sequence[str]) -> Any:
-    """The recipe of one model."""
-    found = result.get("job", {}).get("settings", {}).get("train") or {}
-    return sorted((key, value) for key, value in found.items() if key not in left_out)
+    return repr(kept | {"trained": [sorted((k, v) for k, v in each.items() if k not in lengths) for each in recipes]})
 
 
 @dataclass(frozen=True)
@@ -466,21 +413,29 @@ class Sweep:
     what: str  # heads, width, layers or steps
     cells: tuple[tuple[float, CellResult], ...]
 
+    @property
+    def means(self) -> dict[str, list[float | None]]:
+        """The mean barrier in each cell, by each main matcher that all of them have."""
+        found = [scores(cell) for _, cell in self.cells]
+        labels = [label for label in found[0] if is_main(label) and all(label in each for each in found)]
+        return {label: [each[label].mean for each in found] for label in labels}
+
 
 def sweeps(cells: Sequence[CellResult]) -> list[Sweep]:
     """All groups of two cells or more that differ only in the number of heads, width, depth or training steps."""
-    axes = {
-        "heads": (("heads", "finetune_heads"), n_heads),
-        "width": (("width",), lambda cell: cell.about.get("width")),
-        "layers": (("layers",), lambda cell: cell.about.get("layers")),
-        "steps": (("length",), lambda cell: quality(cell, "n_steps")),
-    }
     found = []
-    for what, (left_out, value) in axes.items():
+    for what in ("heads", "width", "layers", "steps"):
+        left_out = {"heads": ("heads", "finetune_heads"), "steps": ("length",)}.get(what, (what,))
         groups: dict[str, dict[float, CellResult]] = {}
         for cell in cells:
-            number = value(cell) if cell.done else None
+            number = _swept_number(cell, what) if cell.done else None
             if number is not None:
                 groups.setdefault(_without(cell, *left_out), {}).setdefault(number, cell)
         found += [Sweep(what, tuple(sorted(group.items()))) for group in groups.values() if len(group) > 1]
     return found
+
+
+def _swept_number(cell: CellResult, what: str) -> float | None:
+    if what == "heads":
+        return cell.about.get("finetune_heads") or cell.about.get("heads")
+    return quality(cell, "n_steps") if what == "steps" else cell.about.get(what)

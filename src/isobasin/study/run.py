@@ -8,41 +8,34 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from isobasin.errors import IsobasinError
-from isobasin.model.config import ModelConfig
 from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
 from isobasin.path.curve import is_connected
 from isobasin.path.provenance import provenance
+from isobasin.study.config import DATA_KINDS, Cell, Grid, read_grid
+from isobasin.study.executors import Event, LocalPool, OnEvent, Pool, RayPool, execute
+from isobasin.study.plan import CellPlan, Context, Job, in_order, plan_cell
+from isobasin.study.results import mean
+from isobasin.study.store import STUDY, Store, read_json, write_json
 from isobasin.tasks.datasets import locate
 from isobasin.tasks.tokenizer import TOKENIZER_FILE as TOKENIZER
 
-from .config import Cell, Grid, read_grid
-from .executors import Event, LocalPool, OnEvent, Pool, RayPool, execute
-from .plan import CellPlan, Context, Job, in_order, plan_cell
-from .results import mean
-from .store import STUDY, Store, read_json, write_json
+if TYPE_CHECKING:
+    from rich.table import Table
 
 LOCK = ".lock"
 ENGINES = ("local", "ray")
 WORKERS_PER_GPU = 4  # the models are small
 _MAX_CELLS = 30  # rows of the live table
-_STATES: Mapping[Event, str] = {
-    "cached": "done",
-    "started": "running",
-    "retried": "waiting",
-    "done": "done",
-    "failed": "failed",
-    "blocked": "failed",
-}
-_DATA_KINDS = MappingProxyType({"vit": "image", "bert": "text", "gpt2": "lm", "llama": "lm"})
-_KIND_NAMES = MappingProxyType({"image": "pictures", "text": "labelled text", "lm": "one long text"})
+_STATES: Mapping[str, str] = {"cached": "done", "started": "running", "retried": "waiting", "blocked": "failed"}
+_KIND_NAMES = {"image": "pictures", "text": "labelled text", "lm": "one long text"}
 _CELL_FIELDS = ("model", "positions", "layers", "heads", "width", "dataset", "scope", "frozen", "finetune_heads")
 _WORST = {"accuracy": min, "loss": max, "bits_per_byte": max, "perplexity": max}
 
@@ -80,14 +73,16 @@ def run_study(grid: str | Path, out: str | Path, config: RunConfig, *, command: 
     for cell in chosen:
         check_dataset(cell, config.data)
     checkpoints = {cell.label: find_checkpoint(cell, Path(grid).parent) for cell in found.cells}
-    plans = [_plan(cell, checkpoints[cell.label]) for cell in found.cells]
+    settings = {label: checkpoint.settings for label, checkpoint in checkpoints.items() if checkpoint}
+    plans = [plan_cell(cell, checkpoint=settings.get(cell.label)) for cell in found.cells]
     wanted = [plan for plan in plans if plan.cell in chosen]
     _check_place(store.root)
     with _locked(store.root):
         store.remove_unfinished()
         # The run is written at the start, so that it is also there if it is killed. Its seconds are then 0.
         run = provenance(command=command, seed=0, device=device, seconds=0.0)
-        runs = [*_earlier_runs(store.root), run]
+        earlier = read_json(store.root / STUDY).get("runs", []) if (store.root / STUDY).is_file() else []
+        runs = [*earlier, run]
         write_study(found, plans, store, runs)
         for plan in wanted:
             checkpoint = checkpoints[plan.cell.label]
@@ -119,11 +114,6 @@ def _run_jobs(plans: Sequence[CellPlan], store: Store, config: RunConfig, device
         store.remove_unfinished()
 
 
-def _plan(cell: Cell, checkpoint: "PretrainedCheckpoint | None") -> CellPlan:
-    # Only labelled text has a baseline.
-    return plan_cell(cell, checkpoint=checkpoint.settings if checkpoint else None, baseline=cell.model == "bert")
-
-
 def write_study(grid: Grid, plans: Sequence[CellPlan], store: Store, runs: Sequence[Any]) -> dict[str, Any]:
     """Write study.json: the grid, a row for each cell with the names of its results, and the runs."""
     rows = [cell_row(plan, store) for plan in plans]
@@ -131,11 +121,6 @@ def write_study(grid: Grid, plans: Sequence[CellPlan], store: Store, runs: Seque
     found = {"name": grid.name, "cells": rows, "failed": failed}
     write_json(store.root / STUDY, {"format": 1, **found, "grid": grid.text, "runs": list(runs)})
     return found
-
-
-def _earlier_runs(root: Path) -> list[Any]:
-    path = root / STUDY
-    return list(read_json(path).get("runs", [])) if path.is_file() else []
 
 
 def _device(name: str) -> str:
@@ -203,17 +188,15 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def check_dataset(cell: Cell, root: Path | None) -> str:
-    """Check that the data sets of a cell exist and fit its model; returns the kind of its own data set."""
+def check_dataset(cell: Cell, root: Path | None) -> None:
+    """Check that the data sets of a cell exist and fit its model."""
     for name in dict.fromkeys([cell.pretrain["dataset"] or cell.dataset, cell.dataset]):
-        kind, _, _ = locate(name, root)
-        expected = _DATA_KINDS[cell.model]
+        (kind, _, _), expected = locate(name, root), DATA_KINDS[cell.model]
         if kind != expected:
             raise IsobasinError(
                 f"cell {cell.label!r}: data set {name!r} is {_KIND_NAMES[kind]}, "
                 f"{cell.model} reads {_KIND_NAMES[expected]}"
             )
-    return kind
 
 
 @dataclass(frozen=True)
@@ -234,7 +217,13 @@ def find_checkpoint(cell: Cell, base: Path) -> PretrainedCheckpoint | None:
         return None
     folder = base / cell.pretrain["checkpoint"]
     config, _ = read_folder(folder)
-    _check_sizes(cell, config, folder)
+    sizes = {"positions": cell.positions, "n_layers": cell.layers, "n_heads": cell.heads, "d_model": cell.width}
+    for name, value in sizes.items():
+        if getattr(config, name) != value:
+            raise IsobasinError(
+                f"pretrain.checkpoint {folder}: {name} is {getattr(config, name)}, but the cell says {value}; "
+                "change one of them"
+            )
     content = hashlib.sha256()
     for file in _checkpoint_files(folder):
         content.update(hashlib.sha256(file.read_bytes()).digest())
@@ -244,16 +233,6 @@ def find_checkpoint(cell: Cell, base: Path) -> PretrainedCheckpoint | None:
 def _checkpoint_files(folder: Path) -> list[Path]:
     """The files of a model of the study; other files in its folder are ignored."""
     return [path for name in (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER) if (path := folder / name).is_file()]
-
-
-def _check_sizes(cell: Cell, config: ModelConfig, folder: Path) -> None:
-    sizes = {"positions": cell.positions, "n_layers": cell.layers, "n_heads": cell.heads, "d_model": cell.width}
-    for name, value in sizes.items():
-        if getattr(config, name) != value:
-            raise IsobasinError(
-                f"pretrain.checkpoint {folder}: {name} is {getattr(config, name)}, but the cell says {value}; "
-                "change one of them"
-            )
 
 
 def import_checkpoint(job: Job, checkpoint: PretrainedCheckpoint, store: Store) -> None:
@@ -337,13 +316,9 @@ def _barriers(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     naive_each = each.pop("naive")
     naive, means = mean(naive_each), {label: mean(values) for label, values in each.items()}
     share = {label: value / naive if value is not None and naive else None for label, value in means.items()}
-    connected = {label: _all_connected(values, naive_each) for label, values in each.items()}
+    by_pair = {label: list(map(is_connected, values, naive_each)) for label, values in each.items()}
+    connected = {label: None if None in found else all(found) for label, found in by_pair.items()}
     return {"naive": naive, "barrier": means, "share": share, "connected": connected}
-
-
-def _all_connected(barriers: Sequence[float | None], naive: Sequence[float | None]) -> bool | None:
-    found = [is_connected(own, other) for own, other in zip(barriers, naive)]
-    return None if None in found else all(found)
 
 
 def _accuracy(job: Job | None, store: Store) -> float | None:
@@ -355,15 +330,15 @@ class Progress:
     """The state of every job, from the events of the scheduler."""
 
     plans: Sequence[CellPlan]
-    jobs: tuple[Job, ...] = ()
     states: dict[Job, str] = field(default_factory=dict)
     began: dict[Job, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.jobs = in_order(job for plan in self.plans for job in plan.jobs)
+    @cached_property
+    def jobs(self) -> tuple[Job, ...]:
+        return in_order(job for plan in self.plans for job in plan.jobs)
 
     def update(self, event: Event, job: Job) -> None:
-        self.states[job] = _STATES[event]
+        self.states[job] = _STATES.get(event, event)
         if event == "started":
             self.began[job] = time.monotonic()
 
@@ -373,8 +348,6 @@ class Progress:
     def cell_state(self, plan: CellPlan) -> str:
         """failed, done, running or waiting; a cell that shares a running job is running."""
         states = {self.states.get(job, "waiting") for job in plan.jobs}
-        if states == {"done"}:
-            return "done"
         return next(state for state in ("failed", "running", "waiting", "done") if state in states)
 
 
@@ -382,52 +355,39 @@ class Progress:
 def show_progress(plans: Sequence[CellPlan], *, quiet: bool) -> Iterator[tuple[OnEvent, Progress]]:
     """The function to call at every event, and the state: a live table on a terminal with rich, otherwise lines."""
     progress = Progress(plans)
-    rich = None if quiet or not sys.stderr.isatty() else _import_rich()
-    if rich is None:
-        shown: tuple[Event, ...] = () if quiet else ("retried", "done", "failed")
-        yield _reporter(progress, shown, lambda text: print(text, file=sys.stderr, flush=True)), progress
-        return
-    console = rich["console"].Console(stderr=True)
-    with rich["live"].Live(
-        console=console, refresh_per_second=2, get_renderable=lambda: _table(progress, rich)
-    ) as live:
-        write = partial(live.console.print, highlight=False, markup=False)
-        yield _reporter(progress, ("retried", "failed"), write), progress
+    shown = {} if quiet else {"done": "done", "retried": "tried again", "failed": "failed"}
+    write: Callable[[str], object] = partial(print, file=sys.stderr, flush=True)
 
-
-def _reporter(progress: Progress, shown: Sequence[Event], write: Callable[[str], object]) -> OnEvent:
     def on_event(event: Event, job: Job, reason: str) -> None:
+        """Write `[ 3/12] finetune digits first-attention seed 2: done, 4.1 s`."""
         progress.update(event, job)
-        if event in shown:
-            write(_line(event, job, reason, progress))
+        if event not in shown:
+            return
+        n_done, n_jobs = progress.count("done"), len(progress.jobs)
+        seconds = f", {time.monotonic() - progress.began[job]:.1f} s" if job in progress.began else ""
+        after = f": {reason}" if reason else ""
+        write(f"[{n_done:{len(str(n_jobs))}d}/{n_jobs}] {job.title}: {shown[event]}{seconds}{after}")
 
-    return on_event
+    if quiet or not sys.stderr.isatty() or find_spec("rich") is None:
+        yield on_event, progress
+        return
+    from rich.console import Console
+    from rich.live import Live
 
-
-def _import_rich() -> dict[str, ModuleType] | None:
-    try:
-        import rich.console
-        import rich.live
-        import rich.table
-    except ImportError:
-        return None
-    return {"console": rich.console, "live": rich.live, "table": rich.table}
-
-
-def _line(event: Event, job: Job, reason: str, progress: Progress) -> str:
-    """`[ 3/12] finetune digits first-attention seed 2: done, 4.1 s`."""
-    n_done, n_jobs = progress.count("done"), len(progress.jobs)
-    seconds = f", {time.monotonic() - progress.began[job]:.1f} s" if job in progress.began else ""
-    words = {"done": "done", "retried": "tried again", "failed": "failed"}[event]
-    reason = f": {reason}" if reason else ""
-    return f"[{n_done:{len(str(n_jobs))}d}/{n_jobs}] {job.title}: {words}{seconds}{reason}"
+    del shown["done"]  # the table shows it
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=2, get_renderable=lambda: _table(progress)) as live:
+        write = partial(live.console.print, highlight=False, markup=False)
+        yield on_event, progress
 
 
-def _table(progress: Progress, rich: Mapping[str, ModuleType]) -> Any:
+def _table(progress: Progress) -> "Table":
     """One row for each cell. If there are too many, running and failed cells come first."""
+    from rich.table import Table
+
     n_done, n_jobs, n_failed = progress.count("done"), len(progress.jobs), progress.count("failed")
     title = f"{n_done} of {n_jobs} jobs done" + (f", {n_failed} failed" if n_failed else "")
-    table = rich["table"].Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
     for name in ("cell", "jobs", "state", "now"):
         table.add_column(name, justify="right" if name == "jobs" else "left")
     states = [(plan, progress.cell_state(plan)) for plan in progress.plans]

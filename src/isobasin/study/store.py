@@ -24,8 +24,7 @@ from typing import Any
 from isobasin.errors import IsobasinError
 from isobasin.files import AtomicFolder, atomic_write, remove_temporary, strict_json
 from isobasin.path.provenance import source_commit
-
-from .plan import Job
+from isobasin.study.plan import Job
 
 RESULT = "result.json"
 STUDY = "study.json"

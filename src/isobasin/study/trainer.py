@@ -8,9 +8,8 @@ import importlib.util
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ Watch = Callable[[int, int], None]
 ParameterGroups = list[dict[str, Any]]
 
 _SECTION = "training"
+_N_EVALUATIONS = 10
 _WARMUP_STEPS = 3  # before a graph is captured
 _MAX_COMPILED = 64  # model and batch shapes that one process may compile; torch's default is a few
 
@@ -144,11 +144,6 @@ def training_examples(config: ModelConfig, inputs: Tensor, targets: Tensor | Non
         return TokenStream(inputs, config.n_positions)
     if len(inputs) == 0 or len(inputs) != len(targets):
         raise IsobasinError(f"training data has {len(inputs)} inputs and {len(targets)} targets: expected one for each")
-    _check_classes(config, targets)
-    return LabelledExamples(inputs, targets)
-
-
-def _check_classes(config: ModelConfig, targets: Tensor) -> None:
     n_out = config.n_classes if config.n_classes is not None else config.d_vocab
     assert n_out is not None
     scored = targets[targets != IGNORED]
@@ -156,6 +151,7 @@ def _check_classes(config: ModelConfig, targets: Tensor) -> None:
         raise IsobasinError(
             f"training targets go from {int(scored.min())} to {int(scored.max())}, but the model has {n_out} outputs"
         )
+    return LabelledExamples(inputs, targets)
 
 
 def parameter_groups(
@@ -185,15 +181,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     )
 
 
-def _precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Mixed precision in `dtype`, or none. Casts are not cached: a recorded graph would reuse casts of old weights."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
-
-
-class EagerStep:
+class AdamWStep:
     """`step(x, y, rate)` is one step of AdamW; returns the loss before it, still on the device.
 
-    `pad` is the token that is masked; rows are padded with it on the right.
+    `pad` is the token that is masked; rows are padded with it on the right. With `example`, a batch on a CUDA device,
+    the step is recorded as a CUDA graph and replayed: all batches must then have the shape of the example. Recording
+    needs a few trial steps. They run at rate zero, and the optimizer's state is cleared after them. With `compiled` the
+    model's kernels are fused before they are recorded, which takes half a minute for a new combination of model and
+    batch shape.
     """
 
     def __init__(
@@ -204,36 +199,49 @@ class EagerStep:
         *,
         autocast: torch.dtype | None = None,
         pad: int | None = None,
+        example: tuple[Tensor, Tensor] | None = None,
+        compiled: bool = False,
     ) -> None:
-        self._model, self._recipe, self._autocast, self._pad = model, recipe, autocast, pad
-        self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=recipe.betas, fused=True)
+        self._model: Callable[[Tensor, Tensor | None], Tensor] = model
+        self._recipe, self._autocast, self._pad = recipe, autocast, pad
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if example is None:
+            self.optimizer = torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=recipe.betas, fused=True)
+            return
+        if compiled:
+            self._model = compile_forward(model)
+        self._x, self._y = (tensor.clone() for tensor in example)
+        self._rate = torch.zeros((), device=self._x.device)
+        self.optimizer = torch.optim.AdamW(groups, lr=self._rate, betas=recipe.betas, fused=True, capturable=True)
+        self._graph, self._loss = capture_graph(self._recorded_step, self.optimizer)
 
     def __call__(self, x: Tensor, y: Tensor, rate: float) -> Tensor:
-        x, mask = _without_padding(x, self._pad)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return _adamw_step(self._model, self.optimizer, self._recipe, x, mask, y, self._autocast)
+        if self._graph is None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            return self._step(*_without_padding(x, self._pad), y)
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._rate.fill_(rate)
+        self._graph.replay()
+        return self._loss.clone()
 
+    def _recorded_step(self) -> Tensor:
+        return self._step(self._x, None if self._pad is None else self._x != self._pad, self._y)
 
-def _adamw_step(
-    model: Callable[[Tensor, Tensor | None], Tensor],
-    optimizer: torch.optim.Optimizer,
-    recipe: TrainingRecipe,
-    x: Tensor,
-    mask: Tensor | None,
-    y: Tensor,
-    autocast: torch.dtype | None,
-) -> Tensor:
-    """Forward, backward, clip, step; the same for eager and for recorded steps."""
-    optimizer.zero_grad(set_to_none=True)
-    with _precision(x.device, autocast):
-        logits = model(x, mask)
-    loss = cross_entropy(logits, y, recipe.label_smoothing)
-    loss.backward()
-    if recipe.grad_clip is not None:
-        torch.nn.utils.clip_grad_norm_(optimized_parameters(optimizer), recipe.grad_clip)
-    optimizer.step()
-    return loss.detach()
+    def _step(self, x: Tensor, mask: Tensor | None, y: Tensor) -> Tensor:
+        """Forward, backward, clip, step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        # Casts are not cached: a recorded graph would reuse casts of old weights.
+        mixed = torch.autocast(x.device.type, self._autocast, enabled=self._autocast is not None, cache_enabled=False)
+        with mixed:
+            logits = self._model(x, mask)
+        loss = cross_entropy(logits, y, self._recipe.label_smoothing)
+        loss.backward()
+        if self._recipe.grad_clip is not None:
+            torch.nn.utils.clip_grad_norm_(optimized_parameters(self.optimizer), self._recipe.grad_clip)
+        self.optimizer.step()
+        return loss.detach()
 
 
 def _without_padding(x: Tensor, pad: int | None) -> tuple[Tensor, Tensor | None]:
@@ -247,64 +255,6 @@ def _without_padding(x: Tensor, pad: int | None) -> tuple[Tensor, Tensor | None]
 
 def optimized_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
-    """The optimizer's state for each parameter, in their order; empty before the first step."""
-    return [
-        {name: value.detach().cpu().clone() for name, value in optimizer.state.get(p, {}).items()}
-        for p in optimized_parameters(optimizer)
-    ]
-
-
-def _load_optimizer_state(optimizer: torch.optim.Optimizer, saved: list[dict[str, Tensor]]) -> None:
-    """The inverse. Existing state is overwritten in place: a recorded graph refers to tensors by their address."""
-    for parameter, found in zip(optimized_parameters(optimizer), saved):
-        state = optimizer.state[parameter]
-        for name, value in found.items():
-            if name in state:
-                state[name].copy_(value)
-            else:
-                state[name] = value.clone().to(parameter.device)
-
-
-class GraphedStep:
-    """`step(x, y, rate)` is one step of AdamW, replayed from a CUDA graph; all batches must have one shape.
-
-    Recording needs a few trial steps. They run at rate zero, and the optimizer's state is cleared after them. `pad` is
-    the token that is masked. With `compiled` the model's kernels are fused before they are recorded, which takes half a
-    minute for a new combination of model and batch shape.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        groups: ParameterGroups,
-        recipe: TrainingRecipe,
-        x: Tensor,
-        y: Tensor,
-        autocast: torch.dtype | None,
-        pad: int | None = None,
-        *,
-        compiled: bool = False,
-    ) -> None:
-        self._model = compile_forward(model) if compiled else model
-        self._recipe, self._autocast, self._pad = recipe, autocast, pad
-        self._x, self._y = x.clone(), y.clone()
-        self._rate = torch.zeros((), device=x.device)
-        self.optimizer = torch.optim.AdamW(groups, lr=self._rate, betas=recipe.betas, fused=True, capturable=True)
-        self._graph, self._loss = capture_graph(self._step, self.optimizer)
-
-    def __call__(self, x: Tensor, y: Tensor, rate: float) -> Tensor:
-        self._x.copy_(x)
-        self._y.copy_(y)
-        self._rate.fill_(rate)
-        self._graph.replay()
-        return self._loss.clone()
-
-    def _step(self) -> Tensor:
-        mask = None if self._pad is None else self._x != self._pad
-        return _adamw_step(self._model, self.optimizer, self._recipe, self._x, mask, self._y, self._autocast)
 
 
 def can_compile() -> bool:
@@ -366,7 +316,6 @@ class CheckpointConfig:
     record: ResumeStore
     every_s: float = 30.0
     evaluate: Callable[[Transformer], tuple[float, ...]] | None = None  # such as loss and accuracy on held-out data
-    n_evaluations: int = 10
 
 
 def train(
@@ -404,102 +353,91 @@ def train(
     learner = copy.deepcopy(model).to(device).train()
     groups = parameter_groups(learner, recipe, only)
 
-    def make_step(x: Tensor, y: Tensor) -> EagerStep | GraphedStep:
-        if graphed and device.type == "cuda":
-            return GraphedStep(learner, groups, recipe, x, y, autocast, pad, compiled=compiled)
-        return EagerStep(learner, groups, recipe, autocast=autocast, pad=pad)
-
-    run = _Run(learner, data, recipe, make_step, augment, checkpoints or CheckpointConfig(NullResumeStore()), seed)
-    while run.step < run.n_steps:
-        run.advance()
+    keep = checkpoints or CheckpointConfig(NullResumeStore())
+    n_steps, stepper, saved_at = recipe.n_steps(len(data)), None, time.monotonic()
+    state = _State(torch.Generator("cpu").manual_seed(seed))
+    saved = keep.record.find(_SECTION)
+    if saved is not None:
+        state.restore(saved)
+    while state.step < n_steps:
+        x, y, state.queue = data.draw(recipe.batch_size, state.queue, state.generator)
+        if augment:
+            x = augment(x, state.generator)
+        if stepper is None:
+            example = (x, y) if graphed and device.type == "cuda" else None
+            stepper = AdamWStep(learner, groups, recipe, autocast=autocast, pad=pad, example=example, compiled=compiled)
+            if saved is not None:
+                _restore_weights(learner, stepper.optimizer, saved)
+        state.unread.append(stepper(x, y, recipe.rate(state.step, n_steps)))
+        state.step += 1
+        part = state.step * _N_EVALUATIONS // n_steps
+        if keep.evaluate and part > (state.step - 1) * _N_EVALUATIONS // n_steps:
+            state.history.append((float(state.step), *keep.evaluate(learner.eval())))
+            learner.train()
+        if time.monotonic() - saved_at >= keep.every_s and state.step < n_steps:
+            keep.record.keep(_SECTION, state.to_dict() | _saved_weights(learner, stepper.optimizer))
+            saved_at = time.monotonic()
         if watch:
-            watch(run.step, run.n_steps)
-    return TrainResult(_finished(learner, like=model), tuple(run.read_losses()), tuple(run.history))
+            watch(state.step, n_steps)
+    return TrainResult(_finished(learner, like=model), tuple(state.read_losses()), tuple(state.history))
 
 
-class _Run:
-    """The state of a training run: everything that changes from step to step is in its checkpoint."""
+@dataclass
+class _State:
+    """What changes from step to step, beside the weights and the optimizer."""
 
-    def __init__(
-        self,
-        learner: Transformer,
-        data: LabelledExamples | TokenStream,
-        recipe: TrainingRecipe,
-        make_step: Callable[[Tensor, Tensor], EagerStep | GraphedStep],
-        augment: Augment | None,
-        checkpoints: CheckpointConfig,
-        seed: int,
-    ) -> None:
-        self._learner, self._data, self._recipe, self._augment = learner, data, recipe, augment
-        self._make_step = make_step
-        self._stepper: EagerStep | GraphedStep | None = None
-        self._checkpoints, self._saved_at = checkpoints, time.monotonic()
-        self._generator, self._queue = torch.Generator("cpu").manual_seed(seed), empty_queue()
-        self.step, self.n_steps = 0, recipe.n_steps(len(data))
-        self.history: list[tuple[float, ...]] = []
-        self._losses: list[float] = []
-        self._unread: list[Tensor] = []
-        self._saved = checkpoints.record.find(_SECTION)
-
-    def advance(self) -> None:
-        """One step. The first one resumes from a saved state, if there is one."""
-        if self._saved is not None:
-            self._restore_order(self._saved)
-        x, y, queue = self._data.draw(self._recipe.batch_size, self._queue, self._generator)
-        if self._augment:
-            x = self._augment(x, self._generator)
-        if self._stepper is None:
-            self._stepper = self._make_step(x, y)
-            self._restore_weights()
-        self._unread.append(self._stepper(x, y, self._recipe.rate(self.step, self.n_steps)))
-        self._queue, self.step = queue, self.step + 1
-        self._evaluate()
-        if time.monotonic() - self._saved_at >= self._checkpoints.every_s and self.step < self.n_steps:
-            self._checkpoints.record.keep(_SECTION, self._state())
-            self._saved_at = time.monotonic()
+    generator: torch.Generator
+    queue: Tensor = field(default_factory=empty_queue)
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    history: list[tuple[float, ...]] = field(default_factory=list)
+    unread: list[Tensor] = field(default_factory=list)
 
     def read_losses(self) -> list[float]:
         """All losses so far. They are copied in batches: one copy per step would make the device wait."""
-        if self._unread:
-            self._losses += torch.stack(self._unread).tolist()
-            self._unread = []
-        return self._losses
+        if self.unread:
+            self.losses += torch.stack(self.unread).tolist()
+            self.unread = []
+        return self.losses
 
-    def _evaluate(self) -> None:
-        evaluate, n = self._checkpoints.evaluate, self._checkpoints.n_evaluations
-        if evaluate is None or (self.step * n) // self.n_steps == ((self.step - 1) * n) // self.n_steps:
-            return
-        self._learner.eval()
-        self.history.append((float(self.step), *evaluate(self._learner)))
-        self._learner.train()
-
-    def _state(self) -> dict[str, Any]:
-        assert self._stepper is not None
+    def to_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "weights": {name: p.detach().cpu().clone() for name, p in self._learner.named_parameters()},
-            "optimizer": _optimizer_state(self._stepper.optimizer),
-            "generator": self._generator.get_state(),
-            "waiting": self._queue,
+            "generator": self.generator.get_state(),
+            "waiting": self.queue,
             "losses": list(self.read_losses()),
             "history": [list(point) for point in self.history],
         }
 
-    def _restore_order(self, state: dict[str, Any]) -> None:
-        self.step, self._queue = state["step"], state["waiting"]
-        self._generator.set_state(state["generator"])
-        self._losses, self.history = list(state["losses"]), [tuple(point) for point in state["history"]]
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.step, self.queue = saved["step"], saved["waiting"]
+        self.generator.set_state(saved["generator"])
+        self.losses, self.history = list(saved["losses"]), [tuple(point) for point in saved["history"]]
 
-    @torch.no_grad()
-    def _restore_weights(self) -> None:
-        """After a graph was captured: its trial steps must not count, and its tensors must stay in place."""
-        if self._saved is None:
-            return
-        assert self._stepper is not None
-        for name, parameter in self._learner.named_parameters():
-            parameter.copy_(self._saved["weights"][name])
-        _load_optimizer_state(self._stepper.optimizer, self._saved["optimizer"])
-        self._saved = None
+
+def _saved_weights(learner: Transformer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The weights, and the optimizer's state for each parameter in their order."""
+    weights = {name: p.detach().cpu().clone() for name, p in learner.named_parameters()}
+    states = [
+        {name: value.detach().cpu().clone() for name, value in optimizer.state.get(p, {}).items()}
+        for p in optimized_parameters(optimizer)
+    ]
+    return {"weights": weights, "optimizer": states}
+
+
+@torch.no_grad()
+def _restore_weights(learner: Transformer, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """The inverse, after a graph was captured: its trial steps must not count. Existing tensors are overwritten in
+    place: a recorded graph refers to them by their address."""
+    for name, parameter in learner.named_parameters():
+        parameter.copy_(saved["weights"][name])
+    for optimized, found in zip(optimized_parameters(optimizer), saved["optimizer"]):
+        state = optimizer.state[optimized]
+        for name, value in found.items():
+            if name in state:
+                state[name].copy_(value)
+            else:
+                state[name] = value.clone().to(optimized.device)
 
 
 def _finished(learner: Transformer, like: Transformer) -> Transformer:
