@@ -110,15 +110,15 @@ def test_a_resume_file_belongs_to_one_key(tensors: bool, tmp_path: Path) -> None
 
     value = {"step": 3, "w": torch.ones(2)} if tensors else {"loss": float("inf")}
     cache = opened(seed=0)
-    assert (len(cache), cache.find("a")) == (0, None)
+    assert (cache.n_found, cache.find("a")) == (0, None)
     cache.keep("a", value)
     cache.keep("b", [1])
     assert names(tmp_path) == [".out.isobasin-partial"]
     again = opened(seed=0)
-    assert (len(again), again.find("b"), repr(again.find("a"))) == (2, [1], repr(value))
-    assert len(opened(seed=1)) == 0
+    assert (again.n_found, again.find("b"), repr(again.find("a"))) == (2, [1], repr(value))
+    assert opened(seed=1).n_found == 0
     again.path.write_bytes(again.path.read_bytes()[:-9])  # damaged
-    assert len(opened(seed=0)) == 0
+    assert opened(seed=0).n_found == 0
     cache.close()
     assert names(tmp_path) == []
 

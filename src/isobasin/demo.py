@@ -21,7 +21,6 @@ import torch
 
 from isobasin.alignment.align import align
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.result import Alignment
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write
@@ -29,7 +28,7 @@ from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
 from isobasin.path.curve import midpoint
 from isobasin.path.pairs import evaluate_pairs, path_document
-from isobasin.path.provenance import model_hash, model_provenance, provenance
+from isobasin.path.provenance import model_provenance, provenance
 from isobasin.report import read_result, table_rows, verdict, write_report
 from isobasin.report.figures import plot_path
 from isobasin.study import reinitialise, shifted, train
@@ -90,16 +89,32 @@ def run_demo(
     _check_free(out, force=force)
     began = time.perf_counter()
     a, b = _trained_pair(config, out, seed, on_progress)
-    result, found = _measured(config, a, b, on_progress)
-    moved = found.transform.apply(b)
-    moved.save(out / "B_aligned", force=force)
+    matcher = WeightMatching(scope=config.scope)
+    models = {"A": a, "B": b}
+    task = open_task(shipped("mnist"), [a, b], kind="image", max_samples=config.max_samples, batch_size=250)
+    pairs = evaluate_pairs(
+        models,
+        task,
+        aligner=lambda b, a: align(b, to=a, matcher=matcher, watch=partial(on_progress, "aligning")),
+        n_points=config.n_points,
+        watch=lambda title: partial(on_progress, title.removeprefix("A-B ")),
+    )
+    found = pairs["A-B"].alignment
+    assert found is not None
+    found.transform.apply(b).save(out / "B_aligned", force=force)
     merge([a, load(out / "B_aligned")], names=["A", "B_aligned"]).save(out / "merged", force=force)
     on_progress("merging", 1, 1)
-    result["provenance"] = provenance(
-        command=shlex.join(["isobasin", "demo", "-o", str(out), "--seed", str(seed)]),
-        seed=seed,
-        device="cpu",
-        seconds=time.perf_counter() - began,
+    result = path_document(
+        pairs,
+        task,
+        models={label: model_provenance(model) for label, model in models.items()},
+        settings={"scope": matcher.scope, "matcher": "weights", "stage2": matcher.stage2},
+        provenance=provenance(
+            command=shlex.join(["isobasin", "demo", "-o", str(out), "--seed", str(seed)]),
+            seed=seed,
+            device="cpu",
+            seconds=time.perf_counter() - began,
+        ),
     )
     atomic_write(out / "path.json", json.dumps(result, allow_nan=False, indent=1) + "\n")
     plot_path(out / "path.json", out / "path.png", metric="loss")
@@ -174,28 +189,6 @@ def _locked(on_progress: OnProgress) -> OnProgress:
             on_progress(stage, done, of)
 
     return report
-
-
-def _measured(config: DemoConfig, a: Weights, b: Weights, on_progress: OnProgress) -> tuple[dict[str, Any], Alignment]:
-    """The content of path.json without its provenance, and the alignment."""
-    matcher = WeightMatching(scope=config.scope)
-
-    def aligner(moving: Weights, reference: Weights) -> Alignment:
-        return align(moving, to=reference, matcher=matcher, watch=partial(on_progress, "aligning"))
-
-    def watch(title: str) -> Callable[[int, int], None]:
-        return partial(on_progress, title.removeprefix("A-B "))
-
-    models = {"A": a, "B": b}
-    task = open_task(shipped("mnist"), [a, b], kind="image", max_samples=config.max_samples, batch_size=250)
-    pairs = evaluate_pairs(models, task, aligner=aligner, n_points=config.n_points, watch=watch)
-    result = path_document(pairs, task)
-    result["models"] = {label: model_provenance(model, model_hash(model)) for label, model in models.items()}
-    found = pairs["A-B"].alignment
-    assert found is not None
-    how = {"scope": matcher.scope, "matcher": "weights", "stage2": matcher.stage2}
-    result["alignment"] = {"A-B": how | found.to_dict()}
-    return result, found
 
 
 def _facts(result: dict[str, Any], config: DemoConfig, out: Path) -> dict[str, Any]:

@@ -249,7 +249,9 @@ class ResumeFile:
         self._tensors, self._writes = tensors, writes
         self._values = self._read()
 
-    def __len__(self) -> int:
+    @property
+    def n_found(self) -> int:
+        """The number of results. A `__len__` would make an empty store false."""
         return len(self._values)
 
     def find(self, name: str) -> Any | None:

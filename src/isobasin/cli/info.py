@@ -1,6 +1,6 @@
 """The commands `info`, `check` and `families`, which only read."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -68,12 +68,7 @@ def info_facts(model: str) -> dict[str, Any]:
     return {
         "family": arch.family,
         "positions": arch.positions,
-        "n_layers": arch.sizes.n_layers,
-        "n_heads": arch.sizes.n_heads,
-        "n_kv_heads": arch.sizes.n_kv_heads,
-        "d_model": arch.sizes.d_model,
-        "d_head": arch.sizes.d_head,
-        "d_ff": arch.sizes.d_ff,
+        **asdict(arch.sizes),
         "dtype": dtype_name(weights.dtype),
         "group": group.formula,
         "group_dim": group.dim,

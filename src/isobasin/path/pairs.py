@@ -138,8 +138,18 @@ def _ticks(values: list[float], n: int, margin: float) -> tuple[float, ...]:
     return tuple(low - edge + k * (high - low + 2 * edge) / (n - 1) for k in range(n))
 
 
-def path_document(pairs: Mapping[str, PairResult], task: Task) -> dict[str, Any]:
-    """The results as `path.json` holds them; a number that is not finite is None and listed in `not_finite`."""
+def path_document(
+    pairs: Mapping[str, PairResult],
+    task: Task,
+    *,
+    models: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of `path.json`; a number that is not finite is None and listed in `not_finite`.
+
+    `models` and `provenance` are those of `path.provenance`; `settings` say how the models were aligned.
+    """
     result: dict[str, Any] = {
         "kind": "isobasin.path",
         "schema": 1,
@@ -172,7 +182,11 @@ def path_document(pairs: Mapping[str, PairResult], task: Task) -> dict[str, Any]
             pair: asdict(p) | {"loss": [[finite_or_none(x) for x in row] for row in p.loss]}
             for pair, p in planes.items()
         }
-    return result
+    result["models"] = dict(models)
+    alignments = {pair: found.alignment for pair, found in pairs.items() if found.alignment}
+    if alignments:
+        result["alignment"] = {pair: {**settings, **found.to_dict()} for pair, found in alignments.items()}
+    return result | {"provenance": dict(provenance)}
 
 
 def _by_path(pairs: Mapping[str, PairResult], of: Callable[[Curve], Any]) -> dict[str, dict[str, Any]]:
