@@ -28,7 +28,7 @@ from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
 from isobasin.path.curve import midpoint
 from isobasin.path.pairs import evaluate_pairs, path_document
-from isobasin.path.provenance import model_provenance, provenance
+from isobasin.path.provenance import model_provenance
 from isobasin.report import read_result, table_rows, verdict, write_report
 from isobasin.report.figures import plot_path
 from isobasin.study import reinitialise, shifted, train
@@ -85,7 +85,7 @@ def run_demo(
     the paths of the files. `seed` is that of pretraining; the two models are fine-tuned with the two seeds after it.
     """
     config, out = config or DemoConfig(), Path(out)
-    on_progress = _locked(on_progress or (lambda stage, done, of: None))
+    on_progress = on_progress or (lambda stage, done, of: None)
     _check_free(out, force=force)
     began = time.perf_counter()
     a, b = _trained_pair(config, out, seed, on_progress)
@@ -109,12 +109,10 @@ def run_demo(
         task,
         models={label: model_provenance(model) for label, model in models.items()},
         settings={"scope": matcher.scope, "matcher": "weights", "stage2": matcher.stage2},
-        provenance=provenance(
-            command=shlex.join(["isobasin", "demo", "-o", str(out), "--seed", str(seed)]),
-            seed=seed,
-            device="cpu",
-            seconds=time.perf_counter() - began,
-        ),
+        command=shlex.join(["isobasin", "demo", "-o", str(out), "--seed", str(seed)]),
+        seed=seed,
+        device="cpu",
+        seconds=time.perf_counter() - began,
     )
     atomic_write(out / "path.json", json.dumps(result, allow_nan=False, indent=1) + "\n")
     plot_path(out / "path.json", out / "path.png", metric="loss")
@@ -138,13 +136,14 @@ def _trained_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgr
     """The protocol of the paper: one pretrained model, its attention re-initialised from two seeds, both fine-tuned."""
     digits = read_images(shipped("mnist"), "train")
     images, classes = scaled(np.array(digits.pixels)), torch.tensor(digits.labels)
-    stop = threading.Event()
+    stop, lock = threading.Event(), threading.Lock()
 
     def trained(model: Transformer, recipe: TrainingRecipe, seed: int, stage: str) -> Transformer:
         def watch(done: int, of: int) -> None:
             if stop.is_set():
                 raise _Stopped
-            on_progress(stage, done, of)
+            with lock:  # two models are trained at a time, each in its thread
+                on_progress(stage, done, of)
 
         return train(model, images, classes, recipe, seed=seed, augment=shifted(by=1), watch=watch).model
 
@@ -178,17 +177,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _locked(on_progress: OnProgress) -> OnProgress:
-    """Two models are trained at a time, each in its thread; only one of them reports at a time."""
-    lock = threading.Lock()
-
-    def report(stage: str, done: int, of: int) -> None:
-        with lock:
-            on_progress(stage, done, of)
-
-    return report
 
 
 def _facts(result: dict[str, Any], config: DemoConfig, out: Path) -> dict[str, Any]:

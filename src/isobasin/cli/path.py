@@ -71,12 +71,18 @@ def path_command(
     from isobasin.alignment.problem import check_comparable
     from isobasin.files import ResumeFile, atomic_write, check_output_file
     from isobasin.path.pairs import evaluate_pairs, path_document
-    from isobasin.path.provenance import model_provenance, provenance
+    from isobasin.path.provenance import model_provenance
     from isobasin.weights import load
 
     began, place = time.perf_counter(), device.find()
     _check(models, measured, reading, align)
-    setup = _setup(match, align_data, learn, learn_data, learn_samples, measured, reading, seed) if align else None
+    setup = None
+    if align:
+        learned = match.matcher == "learned"
+        source, to_learn = learn_data or measured.data, replace(reading, max_samples=learn_samples)
+        learning = LearnSetup(learn, to_learn, source, "--learn-data") if learned else None
+        setup = AlignSetup(match, align_data or (source if learned else measured.data), seed, learning)
+        setup.check("path")
     loaded = dict(zip("ABC", map(load, models)))
     for other in list(loaded.values())[1:]:
         check_comparable(loaded["A"], other)  # before anything is read
@@ -127,12 +133,10 @@ def path_command(
             task,
             models=described,
             settings=setup.settings if setup else {},
-            provenance=provenance(
-                command=shlex.join(["isobasin", *sys.argv[1:]]),
-                seed=seed,
-                device=str(place),
-                seconds=time.perf_counter() - began,
-            ),
+            command=shlex.join(["isobasin", *sys.argv[1:]]),
+            seed=seed,
+            device=str(place),
+            seconds=time.perf_counter() - began,
         )
         for pair, found in result.get("alignment", {}).items():
             found |= learning_facts(pairs[pair].alignment)
@@ -140,25 +144,6 @@ def path_command(
     cache.close()
     facts = result | {"output": str(output)}
     emit(facts, path_lines(facts), show.json)
-
-
-def _setup(
-    match: MatchOptions,
-    align_data: Path | None,
-    learn: LearnOptions,
-    learn_data: Path | None,
-    learn_samples: int | None,
-    measured: MeasureOptions,
-    reading: DataOptions,
-    seed: int,
-) -> AlignSetup:
-    learning = None
-    if match.matcher == "learned":
-        reading = replace(reading, max_samples=learn_samples)
-        learning = LearnSetup(learn, reading, learn_data or measured.data, "--learn-data")
-    setup = AlignSetup(match, align_data or (learning.data if learning else measured.data), seed, learning)
-    setup.check("path")
-    return setup
 
 
 def _check(models: list[str], measured: MeasureOptions, reading: DataOptions, aligned: bool) -> None:

@@ -15,6 +15,7 @@ from isobasin.files import ResumeStore
 from isobasin.path.curve import Curve, finite_or_none, grid
 from isobasin.path.evaluation import FlatModel, Watch, evaluate_line, evaluate_points
 from isobasin.path.explanation import Explanation, explain
+from isobasin.path.provenance import provenance
 from isobasin.tasks import Task
 from isobasin.weights import Weights
 
@@ -144,11 +145,14 @@ def path_document(
     *,
     models: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Any],
-    provenance: Mapping[str, Any],
+    command: str,
+    seed: int,
+    device: str,
+    seconds: float,
 ) -> dict[str, Any]:
     """The content of `path.json`; a number that is not finite is None and listed in `not_finite`.
 
-    `models` and `provenance` are those of `path.provenance`; `settings` say how the models were aligned.
+    `models` holds the `model_provenance` of each; `settings` say how they were aligned; the rest is for `provenance`.
     """
     result: dict[str, Any] = {
         "kind": "isobasin.path",
@@ -186,7 +190,8 @@ def path_document(
     alignments = {pair: found.alignment for pair, found in pairs.items() if found.alignment}
     if alignments:
         result["alignment"] = {pair: {**settings, **found.to_dict()} for pair, found in alignments.items()}
-    return result | {"provenance": dict(provenance)}
+    result["provenance"] = provenance(command=command, seed=seed, device=device, seconds=seconds)
+    return result
 
 
 def _by_path(pairs: Mapping[str, PairResult], of: Callable[[Curve], Any]) -> dict[str, dict[str, Any]]:
