@@ -17,11 +17,9 @@ from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import Alignment
 from isobasin.arch import Architecture, Axis, HeadSpace, Norm, Space, Term
 from isobasin.errors import VerificationError
-from isobasin.runtime import change, outputs, random_inputs
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attend, attention_matrices
-from isobasin.symmetries.check import TOLERANCE_PER_LAYER
 from isobasin.symmetries.symmetry import Symmetry
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64, Tensors, trim_heap
@@ -289,20 +287,6 @@ def require_unchanged(layer: int, change: float) -> None:
             f"(allowed {EXACT:.0e}); nothing was written: try --scope all-attention, or --stage2 orthogonal there, and "
             "please report the models"
         )
-
-
-def model_output_change(alignment: Alignment, b: Weights, *, seed: int = 0) -> float:
-    """The largest change of the outputs of the whole model B on random inputs, before rounding to a stored type.
-
-    Raises VerificationError if it is larger than rounding.
-    """
-    inputs = random_inputs(b, seed=seed)
-    largest = change(outputs(b, inputs), outputs(alignment.transform.apply(b), inputs))
-    if not largest <= TOLERANCE_PER_LAYER * b.arch.sizes.n_layers:
-        raise VerificationError(
-            f"the alignment found would change the model's outputs by {largest:.1e}; nothing written"
-        )
-    return largest
 
 
 def _normalised(z: Tensor, norm: Norm) -> Float[Tensor, "t d"]:

@@ -69,7 +69,7 @@ def align_command(
 ) -> None:
     """Move B next to A without changing what it computes, in A's own gauge."""
     from isobasin.alignment.problem import check_comparable
-    from isobasin.alignment.verification import model_output_change
+    from isobasin.symmetries.check import model_output_change
     from isobasin.weights import load, untied
 
     learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None
@@ -92,7 +92,7 @@ def align_command(
             found = setup.aligner(models, save.output, until_written, on_progress, **running)(moving, reference)
         change = found.max_output_change
         if learning is None or is_first_process():
-            change = model_output_change(found, moving, seed=seed) if verify == "model" else change
+            change = model_output_change(found.transform, moving, seed=seed) if verify == "model" else change
             with saved_transform(found.transform, save_transform):
                 moved = found.transform.apply(moving, device=place)
                 write_model(moved, save, quiet=show.silent, inputs=folders)
