@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isobasin.cli.report import report_facts, report_lines
+from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.report import page, read_result, table_rows, verdict, write_report
 from isobasin.report.page import MAX_BYTES, embed, render
@@ -350,12 +350,15 @@ def test_bad_places_and_sizes_are_one_line_errors(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_reports_each_pair(tmp_path: Path) -> None:
+def test_the_command_reports_each_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     files[0].write_text(json.dumps(document(3)))
     files[1].write_text(json.dumps(document(aligned=0.9)))
-    facts = report_facts(files, tmp_path / "report.html", force=False)
+    words = ["report", *map(str, files), "-o", str(tmp_path / "report.html")]
+    assert run([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
     assert facts["output"] == str(tmp_path / "report.html")
     assert [pair["verdict"] for pair in facts["pairs"]] == ["connected"] * 3 + ["not connected"]
-    assert len(report_lines(facts)) == 5
+    assert run([*words, "--force"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
     assert 'id="r2-A-B"' in (tmp_path / "report.html").read_text("utf-8")

@@ -21,7 +21,6 @@ import torch
 
 from isobasin.alignment.align import align
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.result import Alignment
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write
@@ -29,7 +28,7 @@ from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
 from isobasin.path.curve import midpoint
 from isobasin.path.pairs import evaluate_pairs, path_document
-from isobasin.path.provenance import model_hash, model_provenance, provenance
+from isobasin.path.provenance import model_provenance
 from isobasin.report import read_result, table_rows, verdict, write_report
 from isobasin.report.figures import plot_path
 from isobasin.study import reinitialise, shifted, train
@@ -86,16 +85,30 @@ def run_demo(
     the paths of the files. `seed` is that of pretraining; the two models are fine-tuned with the two seeds after it.
     """
     config, out = config or DemoConfig(), Path(out)
-    on_progress = _locked(on_progress or (lambda stage, done, of: None))
+    on_progress = on_progress or (lambda stage, done, of: None)
     _check_free(out, force=force)
     began = time.perf_counter()
     a, b = _trained_pair(config, out, seed, on_progress)
-    result, found = _measured(config, a, b, on_progress)
-    moved = found.transform.apply(b)
-    moved.save(out / "B_aligned", force=force)
+    matcher = WeightMatching(scope=config.scope)
+    models = {"A": a, "B": b}
+    task = open_task(shipped("mnist"), [a, b], kind="image", max_samples=config.max_samples, batch_size=250)
+    pairs = evaluate_pairs(
+        models,
+        task,
+        aligner=lambda b, a: align(b, to=a, matcher=matcher, watch=partial(on_progress, "aligning")),
+        n_points=config.n_points,
+        watch=lambda title: partial(on_progress, title.removeprefix("A-B ")),
+    )
+    found = pairs["A-B"].alignment
+    assert found is not None
+    found.transform.apply(b).save(out / "B_aligned", force=force)
     merge([a, load(out / "B_aligned")], names=["A", "B_aligned"]).save(out / "merged", force=force)
     on_progress("merging", 1, 1)
-    result["provenance"] = provenance(
+    result = path_document(
+        pairs,
+        task,
+        models={label: model_provenance(model) for label, model in models.items()},
+        settings={"scope": matcher.scope, "matcher": "weights", "stage2": matcher.stage2},
         command=shlex.join(["isobasin", "demo", "-o", str(out), "--seed", str(seed)]),
         seed=seed,
         device="cpu",
@@ -123,13 +136,14 @@ def _trained_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgr
     """The protocol of the paper: one pretrained model, its attention re-initialised from two seeds, both fine-tuned."""
     digits = read_images(shipped("mnist"), "train")
     images, classes = scaled(np.array(digits.pixels)), torch.tensor(digits.labels)
-    stop = threading.Event()
+    stop, lock = threading.Event(), threading.Lock()
 
     def trained(model: Transformer, recipe: TrainingRecipe, seed: int, stage: str) -> Transformer:
         def watch(done: int, of: int) -> None:
             if stop.is_set():
                 raise _Stopped
-            on_progress(stage, done, of)
+            with lock:  # two models are trained at a time, each in its thread
+                on_progress(stage, done, of)
 
         return train(model, images, classes, recipe, seed=seed, augment=shifted(by=1), watch=watch).model
 
@@ -163,39 +177,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _locked(on_progress: OnProgress) -> OnProgress:
-    """Two models are trained at a time, each in its thread; only one of them reports at a time."""
-    lock = threading.Lock()
-
-    def report(stage: str, done: int, of: int) -> None:
-        with lock:
-            on_progress(stage, done, of)
-
-    return report
-
-
-def _measured(config: DemoConfig, a: Weights, b: Weights, on_progress: OnProgress) -> tuple[dict[str, Any], Alignment]:
-    """The content of path.json without its provenance, and the alignment."""
-    matcher = WeightMatching(scope=config.scope)
-
-    def aligner(moving: Weights, reference: Weights) -> Alignment:
-        return align(moving, to=reference, matcher=matcher, watch=partial(on_progress, "aligning"))
-
-    def watch(title: str) -> Callable[[int, int], None]:
-        return partial(on_progress, title.removeprefix("A-B "))
-
-    models = {"A": a, "B": b}
-    task = open_task(shipped("mnist"), [a, b], kind="image", max_samples=config.max_samples, batch_size=250)
-    pairs = evaluate_pairs(models, task, aligner=aligner, n_points=config.n_points, watch=watch)
-    result = path_document(pairs, task)
-    result["models"] = {label: model_provenance(model, model_hash(model)) for label, model in models.items()}
-    found = pairs["A-B"].alignment
-    assert found is not None
-    how = {"scope": matcher.scope, "matcher": "weights", "stage2": matcher.stage2}
-    result["alignment"] = {"A-B": how | found.to_dict()}
-    return result, found
 
 
 def _facts(result: dict[str, Any], config: DemoConfig, out: Path) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import isobasin as ib
-from isobasin.cli.align import AlignSetup, learning_facts, learning_lines, learning_progress
+from isobasin.cli.align import AlignSetup, learning_facts, learning_lines, learning_step
 from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup, MatchOptions
+from isobasin.cli.output import progress
 from isobasin.errors import IsobasinError
 from isobasin.learn.matching import LearnedMatching
 from isobasin.learn.trainer import TrainConfig
@@ -43,16 +44,18 @@ def attempt(
     source = subject.data if data == "subject" else None
     learning = LearnSetup(LearnOptions(**({"steps": 6, "lr": 1e-2} | flags)), DataOptions(seq_len=6), source)
     setup = AlignSetup(MatchOptions(scope="all-attention", matcher="learned"), None, 0, learning)
-    setup.check()
-    a, b = ib.load(subject.a), b or ib.load(subject.b)
-    with ExitStack() as until_written:
-        yield setup.align(b, a, output, until_written, dtype="auto", device=CPU, verify=True, quiet=quiet)
+    setup.check("align")
+    models = {"A": ib.load(subject.a), "B": b or ib.load(subject.b)}
+    with ExitStack() as until_written, progress(quiet=quiet) as on_progress:
+        yield setup.aligner(models, output, until_written, on_progress, device=CPU, quiet=quiet)(
+            models["B"], models["A"]
+        )
 
 
 def test_facts_are_strict_and_the_record_goes_when_the_result_is_written(
     subject: path_subjects.Subject, tmp_path: Path
 ) -> None:
-    record = tmp_path / ".out.isobasin-learning"
+    record = tmp_path / ".out.A-B.isobasin-learning"
     with attempt(subject, tmp_path / "out") as alignment:
         assert record.exists()
         facts = learning_facts(alignment)
@@ -71,7 +74,7 @@ def test_a_result_that_was_not_written_leaves_the_record(
     subject: path_subjects.Subject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     b = subjects.disguised(ib.load(subject.b), "all-attention")
-    record = tmp_path / ".out.isobasin-learning"
+    record = tmp_path / ".out.A-B.isobasin-learning"
     with pytest.raises(OSError, match="disk is full"), attempt(subject, tmp_path / "out", b):
         raise OSError("disk is full")
     assert record.exists()
@@ -85,10 +88,12 @@ def test_a_result_that_was_not_written_leaves_the_record(
     assert subjects.same_bits(first.transform.apply(b), second.transform.apply(b))
 
 
-def test_the_matcher_has_the_defaults_of_the_command_line(subject: path_subjects.Subject) -> None:
-    models = [ib.load(subject.a), ib.load(subject.b)]
-    setup = LearnSetup(LearnOptions(), DataOptions(seq_len=6), subject.data)
-    given = setup.matcher(ib.WeightMatching(), models, seed=0)
+def test_the_matcher_has_the_defaults_of_the_command_line(subject: path_subjects.Subject, tmp_path: Path) -> None:
+    a, b = ib.load(subject.a), ib.load(subject.b)
+    learning = LearnSetup(LearnOptions(), DataOptions(seq_len=6), subject.data)
+    setup = AlignSetup(MatchOptions(matcher="learned"), None, 0, learning)
+    with ExitStack() as until_written:
+        given = setup._learned_matcher(learning, b, a, tmp_path / "out", until_written, True, CPU)
     matcher = LearnedMatching(subjects.rows_task(4, seed=0))
     assert {f.name: getattr(given, f.name) for f in fields(TrainConfig)} == {
         f.name: getattr(matcher, f.name) for f in fields(TrainConfig)
@@ -104,8 +109,10 @@ def test_held_out_data_of_their_own(subject: path_subjects.Subject, tmp_path: Pa
     reading = DataOptions(seq_len=6)
     task, held_out = LearnSetup(LearnOptions(held_out=other), reading, subject.data).tasks(models, 0)
     whole, part = LearnSetup(LearnOptions(), reading, subject.data).tasks(models, 0)
+    assert held_out is not None
     assert held_out.source == str(other)
-    assert task.n_samples == whole.n_samples + part.n_samples > whole.n_samples
+    assert part is None  # a tenth is held out when it learns
+    assert task.n_samples == whole.n_samples
 
 
 @pytest.mark.parametrize(
@@ -133,12 +140,12 @@ def test_what_is_learned_from_can_not_decide(subject: path_subjects.Subject, tmp
 
 
 def test_the_bar_says_the_barrier(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with learning_progress(3, quiet=True) as watch:
-        watch(1, 3, 0.25)
+    with progress(quiet=True) as on_progress:
+        learning_step(on_progress)(1, 3, 0.25)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with learning_progress(3, quiet=False) as watch:
-        watch(1, 3, 0.25)
+    with progress(quiet=False) as on_progress:
+        learning_step(on_progress)(1, 3, 0.25)
     assert "held-out barrier 0.25" in capsys.readouterr().err

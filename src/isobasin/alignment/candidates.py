@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from isobasin.alignment.descent import solve
+from isobasin.alignment.descent import SWEEPS, solve
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.heads import HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem
@@ -32,7 +32,7 @@ class AlignOptions:
     `dtype` is the type the result will be stored in: distances are those of the stored weights. `workers` processes
     share the layers of attention scopes (both models must then be folders). `only_if_closer`: keep B as it is where
     nothing comes closer; otherwise what was found is applied in A's gauge, whatever the distance.
-    `on_progress(done, of)` is called for each layer, or for each sweep.
+    `on_progress(done, of)` is called for each layer, or for each sweep of at most `of`.
     """
 
     dtype: str = "auto"
@@ -71,7 +71,7 @@ def align_by_transform(b: Weights, a: Weights, scope: str, transform: Transform,
 def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], options: AlignOptions) -> Evaluation:
     """One problem: match, make candidates, take the one that comes closest."""
     tell = options.on_progress if problem.moves_stream else None
-    state = solve(problem, on_sweep=(lambda done, _: tell(done, done)) if tell else None)
+    state = solve(problem, on_sweep=(lambda done, _: tell(done, SWEEPS)) if tell else None)
     elements = problem.without_scales(state.elements)
     if not options.only_if_closer:
         transform = with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device)

@@ -1,9 +1,10 @@
 """The command `align`, and the alignment that `path` and `merge` share with it."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,14 +23,24 @@ from isobasin.cli.options import (
     check_choice,
     with_options,
 )
-from isobasin.cli.output import Cost, check_transform_path, emit, note, progress, saved_transform, write_model
-from isobasin.errors import IsobasinError, VerificationError
+from isobasin.cli.output import (
+    OnProgress,
+    check_transform_path,
+    emit,
+    measured_cost,
+    note,
+    progress,
+    saved_transform,
+    space_label,
+    write_model,
+)
+from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
     from isobasin.alignment.align import Matcher
     from isobasin.alignment.result import Alignment
     from isobasin.learn.matching import LearnedMatching
-    from isobasin.learn.trainer import OnProgress
+    from isobasin.path.pairs import Aligner
     from isobasin.weights import Weights
 
 MATCHERS = ("weights", "activations", "learned", "reference")
@@ -57,32 +68,31 @@ def align_command(
     show: PrintOptions,
 ) -> None:
     """Move B next to A without changing what it computes, in A's own gauge."""
+    from isobasin.alignment.problem import check_comparable
+    from isobasin.symmetries.check import model_output_change
+    from isobasin.weights import load, untied
+
     learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None
     setup = AlignSetup(match, data, seed, learning, workers)
-    setup.check()
+    setup.check("align")
     check_choice("--verify", verify, VERIFY)
-    with Cost() as cost, ExitStack() as until_written:
+    with measured_cost() as cost, ExitStack() as until_written:
         place = device.find()
-        reference, moving = _load_pair(to, b, untie)
+        # Both are untied, since only models of one architecture can be compared.
+        reference, moving = (untied(model) if untie else model for model in map(load, (to, b)))
+        check_comparable(reference, moving)  # before data are read for learning
         folders = [model.path for model in (reference, moving) if model.path]
         check_output_folder(save, folders)
         moving.output_dtypes(save.dtype)
         check_transform_path(save_transform, save, folders)
-        with progress(*setup.progress_total(moving), quiet=show.silent or learning is not None) as step:
-            found = setup.align(
-                moving,
-                reference,
-                save.output,
-                until_written,
-                dtype=save.dtype,
-                device=place,
-                verify=verify != "none",
-                quiet=show.silent,
-                watch=lambda done, of: step(done),
-            )
+        quiet = show.silent or not is_first_process()
+        with progress(quiet=quiet) as on_progress:
+            models = {"A": reference, "B": moving}
+            running: dict[str, Any] = {"dtype": save.dtype, "device": place, "verify": verify != "none", "quiet": quiet}
+            found = setup.aligner(models, save.output, until_written, on_progress, **running)(moving, reference)
         change = found.max_output_change
-        if learning is None or _is_first_process():
-            change = _model_change(found, moving, seed) if verify == "model" else change
+        if learning is None or is_first_process():
+            change = model_output_change(found.transform, moving, seed=seed) if verify == "model" else change
             with saved_transform(found.transform, save_transform):
                 moved = found.transform.apply(moving, device=place)
                 write_model(moved, save, quiet=show.silent, inputs=folders)
@@ -92,7 +102,7 @@ def align_command(
         "head_permutation": [list(p) for p in found.head_permutation],
         "kv_head_permutation": [list(p) for p in found.kv_head_permutation],
         "max_output_change": change,
-        **cost.to_dict(),
+        **cost,
         **learning_facts(found),
         **({"transform": str(save_transform)} if save_transform else {}),
     }
@@ -114,7 +124,13 @@ class AlignSetup:
         """The whole model by default; the reference implementation aligns attention only."""
         return self.match.scope or ("all-attention" if self.match.matcher == "reference" else "model")
 
-    def check(self) -> None:
+    @property
+    def settings(self) -> dict[str, str]:
+        """How the models are aligned, as a result file says it."""
+        return {"scope": self.scope, "matcher": self.match.matcher, "stage2": self.match.stage2}
+
+    def check(self, command: str) -> None:
+        """Refuse options that do not go together; only `align` can learn in several processes."""
         from isobasin.alignment.heads import HEAD_DISTANCES, STAGES
         from isobasin.symmetries import ATTENTION_SCOPES, SCOPES
 
@@ -136,6 +152,11 @@ class AlignSetup:
             raise IsobasinError("--matcher activations needs --data: text, or a .npy file of token ids or pixels")
         if self.learning:
             self.learning.check()
+            if command != "align" and n_processes() > 1:
+                raise IsobasinError(
+                    f"--matcher learned: `isobasin {command}` runs in one process; learn in several by `isobasin "
+                    "align`, then go on with what it wrote"
+                )
 
     def matcher(self) -> "Matcher":
         """The matcher; with `--matcher learned`, the one that gives the initial alignment."""
@@ -153,102 +174,100 @@ class AlignSetup:
             return ActivationMatching(self.data, seed=self.seed, **options)
         return WeightMatching(**options)
 
-    def align(
+    @property
+    def title(self) -> str:
+        """What the progress bar counts."""
+        return "sweeps (at most)" if self.scope == "model" else "aligning layers"
+
+    def aligner(
         self,
-        b: "Weights",
-        a: "Weights",
+        models: "Mapping[str, Weights]",
         output: Path,
         until_written: ExitStack,
+        on_progress: OnProgress,
         *,
         quiet: bool,
-        watch: Callable[[int, int], None] | None = None,
         **options: Any,
-    ) -> "Alignment":
-        """Align B to A; `options` are dtype, device and verify of the library function.
+    ) -> "Aligner":
+        """A function of (moving, reference) for these models; `options` are dtype, device and verify of `align`.
 
-        The state of learning is a file beside `output`, which stays until `until_written` is closed.
+        The state of learning of each pair is a file beside `output`, which stays until `until_written` is closed.
         """
         from isobasin.alignment.align import align
 
-        if not self.learning:
-            return align(b, to=a, matcher=self.matcher(), workers=self.workers, watch=watch, **options)
-        with self._learned_matcher(b, a, self.learning, output, until_written, quiet, options["device"]) as matcher:
-            return align(b, to=a, matcher=matcher, **options)
+        def aligned(b: "Weights", a: "Weights") -> "Alignment":
+            if not self.learning:
+                watch = partial(on_progress, self.title)
+                return align(b, to=a, matcher=self.matcher(), workers=self.workers, watch=watch, **options)
+            pair = "-".join(label for m in (a, b) for label, model in models.items() if model is m)
+            beside = output.with_name(f"{output.name}.{pair}")
+            matcher = self._learned_matcher(self.learning, b, a, beside, until_written, quiet, options["device"])
+            return align(b, to=a, matcher=replace(matcher, on_step=learning_step(on_progress)), **options)
 
-    @contextmanager
+        return aligned
+
     def _learned_matcher(
         self,
+        learning: LearnSetup,
         b: "Weights",
         a: "Weights",
-        learning: LearnSetup,
         output: Path,
         until_written: ExitStack,
         quiet: bool,
         device: Any,
-    ) -> "Iterator[LearnedMatching]":
-        """The matcher `learned` with its resume file beside the output, while a progress bar shows its steps."""
+    ) -> "LearnedMatching":
+        """The matcher `learned`, with its data, the group of processes and a resume file beside the output."""
+        from isobasin import __version__
         from isobasin.files import ResumeFile
         from isobasin.learn.distributed import current_group
+        from isobasin.learn.matching import LearnedMatching
         from isobasin.learn.trainer import RESUME_SECTION
+        from isobasin.path.provenance import model_hash
 
         if learning.from_own_text and not quiet:
-            note("no data: learning from text that the two models write themselves")
-        matcher = learning.matcher(self.matcher(), [a, b], self.seed, device)
+            note("no data given: learning from text generated by the two models")
+        tasks = learning.tasks([a, b], self.seed, device)
         processes = current_group(device)
-        key = _cache_key(a, b, learning, matcher) | {"processes": processes.size}
-        resume = ResumeFile(output, "learning", key, tensors=True, writes=processes.rank == 0)
+        matcher = LearnedMatching(
+            *tasks,
+            scope=self.scope,
+            init=self.matcher(),
+            steps=learning.options.steps,
+            lr=learning.options.lr,
+            permutations="free" if learning.options.permutations == "free" else "fixed",
+            seed=self.seed,
+            processes=processes,
+        )
+        key = {  # everything the result of learning depends on
+            "version": __version__,
+            "models": [model_hash(a), model_hash(b)],
+            "data": [task and task.fingerprint for task in tasks],
+            "reading": asdict(learning.reading),
+            "matcher": matcher.cache_key(),
+            "processes": processes.size,
+        }
+        resume = ResumeFile(output, "learning", key, tensors=True, writes=is_first_process())
         # After an error the state of learning stays, and the same command continues from it.
         until_written.push(lambda error, *_: None if error else resume.close())
         state = resume.find(RESUME_SECTION)
         if state and not quiet:
             note(f"going on from step {state['step']}")
-        with learning_progress(matcher.steps, quiet=quiet or processes.rank > 0) as on_step:
-            yield replace(matcher, resume=resume, processes=processes, on_step=on_step)
-
-    def progress_total(self, model: "Weights") -> tuple[str, int]:
-        """Title and length of the progress bar: sweeps over the whole model, or layers of attention."""
-        from isobasin.alignment.descent import SWEEPS
-
-        if self.scope == "model":
-            return "sweeps (at most)", SWEEPS
-        return "aligning layers", model.arch.sizes.n_layers if self.scope == "all-attention" else 1
+        return replace(matcher, resume=resume)
 
 
-def _cache_key(a: "Weights", b: "Weights", learning: LearnSetup, matcher: "LearnedMatching") -> dict[str, Any]:
-    """Everything the result of learning depends on."""
-    from importlib.metadata import version
-
-    from isobasin.path.provenance import model_hash
-
-    assert matcher.held_out is not None
-    return {
-        "version": version("isobasin"),
-        "models": [model_hash(a), model_hash(b)],
-        "data": [matcher.task.fingerprint, matcher.held_out.fingerprint],
-        "matcher": matcher.cache_key(),
-        "options": asdict(learning.options) | asdict(learning.reading) | {"held_out": None},
-    }
+def learning_step(on_progress: OnProgress) -> "Callable[[int, int, float], None]":
+    """Shows the steps of learning, with the last held-out barrier."""
+    return lambda done, of, barrier: on_progress(f"learning, held-out barrier {barrier:.4g}", done, of)
 
 
-@contextmanager
-def learning_progress(steps: int, *, quiet: bool) -> "Iterator[OnProgress]":
-    """A progress bar with the last held-out barrier in its title."""
-    with progress("learning", steps, quiet=quiet) as step:
-        yield lambda done, of, barrier: step(done, f"learning, held-out barrier {barrier:.4g}")
+def n_processes() -> int:
+    """The processes of this run. torchrun and accelerate set this variable, and RANK."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check_one_process(command: str) -> None:
-    """Refuse several processes: they can learn together, but what follows is for one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise IsobasinError(
-            f"--matcher learned: `isobasin {command}` runs in one process; learn in several by `isobasin align`, then "
-            "go on with what it wrote"
-        )
-
-
-def _is_first_process() -> bool:
-    """Whether this process writes the result. torchrun and accelerate set both variables."""
-    return int(os.environ.get("WORLD_SIZE", "1")) <= 1 or int(os.environ.get("RANK", "0")) == 0
+def is_first_process() -> bool:
+    """Whether this process prints and writes."""
+    return n_processes() <= 1 or int(os.environ.get("RANK", "0")) == 0
 
 
 def check_output_folder(save: SaveOptions, inputs: Sequence[Path]) -> None:
@@ -258,31 +277,6 @@ def check_output_folder(save: SaveOptions, inputs: Sequence[Path]) -> None:
     with suppress(OSError):  # a folder that can not be read is reported when it is written
         check_output(save.output.resolve(), list(inputs), force=save.force)
     parse_size(save.max_shard_size)
-
-
-def _load_pair(to: str, b: str, untie: bool) -> "tuple[Weights, Weights]":
-    from isobasin.alignment.problem import check_comparable
-    from isobasin.weights import load, untied
-
-    reference, moving = load(to), load(b)
-    if untie:  # both, since only models of one architecture can be compared
-        reference, moving = untied(reference), untied(moving)
-    check_comparable(reference, moving)
-    return reference, moving
-
-
-def _model_change(found: "Alignment", b: "Weights", seed: int) -> float:
-    """The largest change of the model's outputs, in the type of computation, before rounding to the output's type."""
-    from isobasin.runtime import change, outputs, random_inputs
-    from isobasin.symmetries.check import TOLERANCE_PER_LAYER
-
-    inputs = random_inputs(b, seed=seed)
-    largest = change(outputs(b, inputs), outputs(found.transform.apply(b), inputs))
-    if not largest <= TOLERANCE_PER_LAYER * b.arch.sizes.n_layers:
-        raise VerificationError(
-            f"the alignment found would change the model's outputs by {largest:.1e}; nothing written"
-        )
-    return largest
 
 
 def learning_facts(found: "Alignment | None") -> dict[str, Any]:
@@ -319,7 +313,7 @@ def learning_lines(facts: dict[str, Any]) -> list[str]:
 def align_lines(facts: dict[str, Any]) -> list[str]:
     moved = "not verified" if facts["max_output_change"] is None else f"{facts['max_output_change']:.1e}"
     rows = [
-        f"  {_space(row):14s}  {row['distance_before']:.4g} → {row['distance_after']:.4g}"
+        f"  {space_label(row):14s}  {row['distance_before']:.4g} → {row['distance_after']:.4g}"
         + ("" if row["converged"] else "  (not converged)")
         + (f"  rank-deficient kv heads {row['rank_deficient_kv_heads']}" if row["rank_deficient_kv_heads"] else "")
         for row in facts["per_layer"]
@@ -331,7 +325,3 @@ def align_lines(facts: dict[str, Any]) -> list[str]:
         f"largest change of outputs  {moved}",
         f"{facts['output']}: written in {facts['seconds']:.1f} s, {facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",
     ]
-
-
-def _space(row: dict[str, Any]) -> str:
-    return str(row["space"]) if row["layer"] is None else f"layer {row['layer']:>3} {row['space']}"

@@ -1,6 +1,6 @@
 """The commands `info`, `check` and `families`, which only read."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +14,35 @@ if TYPE_CHECKING:
 
 def info_command(model: Model, json: Json = False) -> None:
     """Show family, positions, sizes, the symmetry group and its dimension, and tied weights."""
-    facts = info_facts(model)
+    from isobasin.checkpoint import dtype_name
+    from isobasin.symmetries import heads_group, symmetry
+    from isobasin.weights import load
+
+    weights = load(model)
+    arch, group = weights.arch, symmetry(weights.arch)
+    heads = next(iter(arch.heads()))
+    qk, qk_without_rotary = heads_group(heads).qk, heads_group(replace(heads, rotary=0)).qk
+    facts = {
+        "family": arch.family,
+        "positions": arch.positions,
+        **asdict(arch.sizes),
+        "dtype": dtype_name(weights.dtype),
+        "group": group.formula,
+        "group_dim": group.dim,
+        "element_dim": group.element_dim,
+        "free_dim": group.free_dim,
+        "n_params": weights.n_params,
+        "effective_dim": weights.n_params - group.dim,
+        "qk_group": str(qk),
+        "qk_dim": qk.dim,
+        "qk_group_without_rotary": str(qk_without_rotary),
+        "qk_dim_without_rotary": qk_without_rotary.dim,
+        "group_dim_without_rotary": symmetry(_without_rotary(arch)).dim,
+        "tied": sorted(weights.names.on_disk[name] for name in weights if arch.tied(name)),
+        "spaces": [
+            {"name": name, "size": one.n, "group": str(one), "dim": one.dim} for name, one in group.groups.items()
+        ],
+    }
     emit(facts, info_lines(facts), json)
 
 
@@ -54,44 +82,6 @@ def families_command(json: Json = False) -> None:
         rows.append({"family": name, "positions": arch.positions, "example": label, "group": formula})
     lines = [f"{row['family']:<9} {row['positions']:<8} {row['example']:<18} {row['group']}" for row in rows]
     emit({"families": rows}, lines, json)
-
-
-def info_facts(model: str) -> dict[str, Any]:
-    """What `info` prints, as plain data."""
-    from isobasin.checkpoint import dtype_name
-    from isobasin.symmetries import heads_group, symmetry
-    from isobasin.weights import load
-
-    weights = load(model)
-    arch, group = weights.arch, symmetry(weights.arch)
-    heads = next(iter(arch.heads()))
-    qk, qk_without_rotary = heads_group(heads).qk, heads_group(replace(heads, rotary=0)).qk
-    return {
-        "family": arch.family,
-        "positions": arch.positions,
-        "n_layers": arch.sizes.n_layers,
-        "n_heads": arch.sizes.n_heads,
-        "n_kv_heads": arch.sizes.n_kv_heads,
-        "d_model": arch.sizes.d_model,
-        "d_head": arch.sizes.d_head,
-        "d_ff": arch.sizes.d_ff,
-        "dtype": dtype_name(weights.dtype),
-        "group": group.formula,
-        "group_dim": group.dim,
-        "element_dim": group.element_dim,
-        "free_dim": group.free_dim,
-        "n_params": weights.n_params,
-        "effective_dim": weights.n_params - group.dim,
-        "qk_group": str(qk),
-        "qk_dim": qk.dim,
-        "qk_group_without_rotary": str(qk_without_rotary),
-        "qk_dim_without_rotary": qk_without_rotary.dim,
-        "group_dim_without_rotary": symmetry(_without_rotary(arch)).dim,
-        "tied": sorted(weights.names.on_disk[name] for name in weights if arch.tied(name)),
-        "spaces": [
-            {"name": name, "size": one.n, "group": str(one), "dim": one.dim} for name, one in group.groups.items()
-        ],
-    }
 
 
 def _without_rotary(arch: "Architecture") -> "Architecture":

@@ -2,18 +2,13 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.align import (
-    AlignSetup,
-    check_one_process,
-    check_output_folder,
-    learning_facts,
-    learning_lines,
-)
+from isobasin.cli.align import AlignSetup, check_output_folder, learning_facts, learning_lines
 from isobasin.cli.options import (
     DataOptions,
     DeviceOptions,
@@ -26,13 +21,11 @@ from isobasin.cli.options import (
     Seed,
     with_options,
 )
-from isobasin.cli.output import Cost, counted, emit, progress
+from isobasin.cli.output import counted, emit, measured_cost, progress
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
-    import torch
-
-    from isobasin.alignment.result import Alignment
+    from isobasin.merging import MergeRecipe, MergeResult
     from isobasin.weights import Weights
 
 RECIPES = (".yml", ".yaml")
@@ -78,15 +71,26 @@ def merge_command(
     from isobasin.merging import merge
     from isobasin.weights import load
 
-    with Cost() as cost, ExitStack() as until_written:
+    with measured_cost() as cost, ExitStack() as until_written:
         recipe = _recipe(models, save, options)
         place = device.find()
-        setup = _setup(recipe, data, seed, LearnSetup(learn, reading, data)) if recipe.align else None
+        setup = None
+        if recipe.align:
+            match = MatchOptions(scope=recipe.scope, matcher=recipe.matcher or "weights")
+            learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None
+            setup = AlignSetup(match, data, seed, learning)
+            setup.check("merge")
         loaded = [load(name) for name in recipe.models]
         companions = None if recipe.tokenizer_source is None else _companions(recipe.tokenizer_source, loaded[0])
         check_output_folder(save, [folder for folder in (*(model.path for model in loaded), companions) if folder])
-        title, total = setup.progress_total(loaded[0]) if setup and not setup.learning else ("", 0)
-        with progress(title, total, quiet=show.silent or not total) as step:
+        with progress(quiet=show.silent) as on_progress:
+            how: dict[str, Any] = {}
+            if setup and setup.learning:
+                labels = {str(number): model for number, model in enumerate(loaded)}
+                running: dict[str, Any] = {"dtype": "float32", "device": place, "quiet": show.silent}
+                how = {"aligner": setup.aligner(labels, save.output, until_written, on_progress, **running)}
+            elif setup:
+                how = {"matcher": setup.matcher(), "watch": partial(on_progress, setup.title)}
             merged = merge(
                 loaded,
                 weights=recipe.weights,
@@ -99,17 +103,24 @@ def merge_command(
                 names=recipe.models,
                 matcher_name=recipe.matcher or "weights",
                 tokenizer_source=recipe.tokenizer_source,
-                watch=lambda done, of: step(done),
-                **(_alignment(setup, loaded, save.output, place, until_written, show.silent) if setup else {}),
+                **how,
             )
         if setup:
             merged = replace(merged, recipe=replace(merged.recipe, scope=setup.scope))
-        _write(merged, save, companions, quiet=show.silent)
-    facts = merge_facts(merged, save.output) | cost.to_dict()
+        with progress(quiet=show.silent) as on_progress:
+            first = merged.models[0]
+            merged.save(
+                save.output,
+                force=save.force,
+                max_shard_size=save.max_shard_size,
+                companions=companions,
+                watch=counted(on_progress, "writing", len(first) + len(first.names.copies)),
+            )
+    facts = merge_facts(merged, save.output) | cost
     emit(facts, merge_lines(facts), show.json)
 
 
-def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "Recipe":
+def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "MergeRecipe":
     """The recipe of a YAML file, or that of the options."""
     from isobasin.merging import read_recipe
     from isobasin.merging.recipe import MergeRecipe
@@ -146,15 +157,6 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise IsobasinError(f"--weights {text!r}: expected numbers with commas, such as 0.7,0.3") from error
 
 
-def _setup(recipe: "Recipe", data: Path | None, seed: int, learning: LearnSetup) -> AlignSetup:
-    match = MatchOptions(scope=recipe.scope, matcher=recipe.matcher or "weights")
-    setup = AlignSetup(match, data, seed, learning if match.matcher == "learned" else None)
-    setup.check()
-    if setup.learning:
-        check_one_process("merge")
-    return setup
-
-
 def _companions(source: str, model: "Weights") -> Path:
     """The folder of tokenizer_source. Its vocabulary must be that of the models: embeddings are not converted."""
     from isobasin.checkpoint.folder import find_folder, read_object
@@ -170,39 +172,7 @@ def _companions(source: str, model: "Weights") -> Path:
     return folder
 
 
-def _alignment(
-    setup: AlignSetup,
-    models: "list[Weights]",
-    output: Path,
-    device: "torch.device",
-    until_written: ExitStack,
-    quiet: bool,
-) -> dict[str, Any]:
-    """The arguments of `merge` that say how to align: a matcher, or a function that learns."""
-    if setup.learning is None:
-        return {"matcher": setup.matcher()}
-
-    def learned(b: "Weights", a: "Weights") -> "Alignment":
-        number = next(i for i, model in enumerate(models) if model is b)
-        beside = output.with_name(f"{output.name}.{number}")
-        return setup.align(b, a, beside, until_written, dtype="float32", device=device, verify=True, quiet=quiet)
-
-    return {"aligner": learned}
-
-
-def _write(merged: "Merged", save: SaveOptions, companions: Path | None, *, quiet: bool) -> None:
-    first = merged.models[0]
-    with progress("writing", len(first) + len(first.names.copies), quiet=quiet) as step:
-        merged.save(
-            save.output,
-            force=save.force,
-            max_shard_size=save.max_shard_size,
-            companions=companions,
-            watch=counted(step),
-        )
-
-
-def merge_facts(merged: "Merged", output: Path) -> dict[str, Any]:
+def merge_facts(merged: "MergeResult", output: Path) -> dict[str, Any]:
     from isobasin.checkpoint import dtype_name
 
     recipe = merged.recipe

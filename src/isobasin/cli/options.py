@@ -8,7 +8,7 @@ record: name, type, default and help text are declared once. Nothing heavy is im
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +20,6 @@ from isobasin.errors import IsobasinError
 if TYPE_CHECKING:
     import torch
 
-    from isobasin.alignment.align import Matcher
-    from isobasin.learn.matching import LearnedMatching
     from isobasin.tasks import Task
     from isobasin.weights import Weights
 
@@ -134,17 +132,8 @@ class DataOptions:
     def open(self, data: Path, models: "list[Weights]", *, seed: int, split: str) -> "Task":
         from isobasin.tasks import open_task
 
-        return open_task(
-            data,
-            models,
-            kind=self.task,
-            tokenizer=self.tokenizer,
-            max_samples=self.max_samples,
-            batch_size=self.batch_size,
-            seq_len=self.seq_len,
-            seed=seed,
-            split=split,
-        )
+        options = asdict(self)
+        return open_task(data, models, kind=options.pop("task"), seed=seed, split=split, **options)
 
 
 @dataclass(frozen=True)
@@ -180,48 +169,28 @@ class LearnSetup:
                 "and a tenth of the data is kept for that"
             )
 
-    def tasks(self, models: "list[Weights]", seed: int, device: "torch.device | None" = None) -> "tuple[Task, Task]":
-        """The data to learn from, and the held-out data."""
-        from isobasin.learn.data import split_held_out
-
-        assert self.data is not None
-        if self.from_own_text:
-            task, held_out = self._generated(models, seed, device)
-        else:
-            task, held_out = self.reading.open(self.data, models, seed=seed, split="train"), None
-        if self.options.held_out is not None:
-            held_out = self.reading.open(self.options.held_out, models, seed=seed, split="test")
-        return split_held_out(task) if held_out is None else (task, held_out)
-
-    def _generated(self, models: "list[Weights]", seed: int, device: "torch.device | None") -> "tuple[Task, Task]":
+    def tasks(
+        self, models: "list[Weights]", seed: int, device: "torch.device | None" = None
+    ) -> "tuple[Task, Task | None]":
+        """The data to learn from, and the held-out data if they are given or generated."""
         from isobasin.learn.data import WINDOWS, GeneratedText
 
-        reading = self.reading
-        text = GeneratedText(
-            windows=WINDOWS if reading.max_samples is None else reading.max_samples,
-            length=reading.seq_len,
-            batch_size=reading.batch_size or 8,
-            seed=seed,
-            tokenizer=reading.tokenizer,
-        )
-        return text.tasks(models[0], models[1], device)
-
-    def matcher(
-        self, init: "Matcher", models: "list[Weights]", seed: int, device: "torch.device | None" = None
-    ) -> "LearnedMatching":
-        from isobasin.learn.matching import LearnedMatching
-
-        task, held_out = self.tasks(models, seed, device)
-        return LearnedMatching(
-            task,
-            held_out,
-            scope=init.scope,
-            init=init,
-            steps=self.options.steps,
-            lr=self.options.lr,
-            permutations="free" if self.options.permutations == "free" else "fixed",
-            seed=seed,
-        )
+        assert self.data is not None
+        reading, held_out = self.reading, None
+        if self.from_own_text:
+            text = GeneratedText(
+                windows=WINDOWS if reading.max_samples is None else reading.max_samples,
+                length=reading.seq_len,
+                batch_size=reading.batch_size or 8,
+                seed=seed,
+                tokenizer=reading.tokenizer,
+            )
+            task, held_out = text.tasks(models[0], models[1], device)
+        else:
+            task = reading.open(self.data, models, seed=seed, split="train")
+        if self.options.held_out is not None:
+            held_out = reading.open(self.options.held_out, models, seed=seed, split="test")
+        return task, held_out
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,33 +1,31 @@
 """What commands produce: the result on standard output, progress on standard error, checkpoints, and their cost."""
 
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 from isobasin.cli.options import SaveOptions
 from isobasin.errors import TransformError
+from isobasin.files import check_output_file, strict_json
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
     from torch import Tensor
 
     from isobasin.symmetries.transform import Transform
     from isobasin.weights import Weights
 
+OnProgress = Callable[[str, int, int], None]  # (title, done, of)
+
 
 def emit(facts: Any, lines: Sequence[str], as_json: bool) -> None:
     """Print the result: one strict JSON object, or lines of text."""
-    import json
-
-    from isobasin.files import strict_json
-
     text = json.dumps(strict_json(facts), allow_nan=False) if as_json else "\n".join(lines)
     encoding = sys.stdout.encoding or "utf-8"
     try:
@@ -42,56 +40,62 @@ def number(value: float | None, spec: str, missing: str = "–") -> str:
     return missing if value is None else format(value, spec)
 
 
+def space_label(row: Mapping[str, Any]) -> str:
+    """The space of a row of an alignment, with its layer if it has one."""
+    return str(row["space"]) if row["layer"] is None else f"layer {row['layer']:>3} {row['space']}"
+
+
 def note(text: str) -> None:
     """Print a remark on standard error."""
     print(text, file=sys.stderr)
 
 
-class Step(Protocol):
-    """Sets a progress bar to `done`, and its title where one is given."""
-
-    def __call__(self, done: int, title: str | None = None) -> None: ...
-
-
 @contextmanager
-def progress(title: str, total: int, *, quiet: bool) -> Iterator[Step]:
-    """A progress bar on standard error with the remaining time; none if `quiet`, or without a terminal."""
-    with progress_bars(quiet=quiet, transient=True) as bars:
-        if bars is None:
-            yield lambda done, title=None: None
-            return
-        task = bars.add_task(title, total=total)
-        yield lambda done, title=None: bars.update(task, completed=done, description=title)
+def progress(*, quiet: bool, keep: bool = False) -> Iterator[OnProgress]:
+    """A function `(title, done, of)` that shows progress on standard error; nothing if `quiet`, or without a terminal.
 
-
-def counted(step: Step) -> Callable[..., None]:
-    """A function that advances a progress bar by one at each call, whatever its arguments."""
-    numbers = count(1)
-    return lambda *_: step(next(numbers))
-
-
-@contextmanager
-def progress_bars(*, quiet: bool, transient: bool, width: int = 0) -> "Iterator[Progress | None]":
-    """A display for progress bars on standard error; None if `quiet`, or without a terminal."""
+    There is one bar, which shows the last title and disappears at the end. With `keep` there is one for each title, and
+    they stay; without a terminal, a line is printed for each title.
+    """
     if quiet or not sys.stderr.isatty():
-        yield None
+        titles: set[str] = set()
+
+        def announce(title: str, done: int, of: int) -> None:
+            if keep and not quiet and title not in titles:
+                titles.add(title)
+                note(f"{title} …")
+
+        yield announce
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    description = TextColumn(f"{{task.description:{width or ''}}}")
-    columns = (description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=transient) as bars:
-        yield bars
+    columns = (TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=not keep) as bars:
+        tasks: dict[str, tuple[TaskID, int]] = {}
+
+        def show(title: str, done: int, of: int) -> None:
+            key = title if keep else ""
+            task, last = tasks.get(key) or (bars.add_task(title, total=of), 0)
+            if done < last:  # the next stage begins
+                bars.reset(task)
+            bars.update(task, description=title, completed=done, total=of)
+            tasks[key] = task, done
+
+        yield show
+
+
+def counted(on_progress: OnProgress, title: str, total: int) -> Callable[..., None]:
+    """A function that advances the progress by one at each call, whatever its arguments."""
+    numbers = count(1)
+    return lambda *_: on_progress(title, next(numbers), total)
 
 
 def check_transform_path(path: Path | None, save: SaveOptions, inputs: Sequence[Path]) -> None:
     """Refuse a transform file that exists, or that would lie inside an input or inside the output folder."""
-    from isobasin.symmetries.transform_file import check_free
-
     if path is None:
         return
-    check_free(path, force=save.force)
+    check_output_file(path, force=save.force, what="the transform file", error=TransformError)
     for folder in (save.output, *inputs):
         if path.resolve().is_relative_to(folder.resolve()):
             raise TransformError(f"--save-transform {path}: lies inside {folder}; choose a place beside it")
@@ -125,8 +129,8 @@ def write_model(
     """Write a checkpoint folder, tensor by tensor; return the floating-point types written, joined by `+`."""
     from isobasin.checkpoint import dtype_name
 
-    with progress("writing", len(weights), quiet=quiet) as step:
-        advance = counted(step)
+    with progress(quiet=quiet) as on_progress:
+        advance = counted(on_progress, "writing", len(weights))
 
         def watch(name: str, tensor: "Tensor | None") -> None:
             advance()
@@ -144,55 +148,36 @@ def write_model(
     return "+".join(sorted({dtype_name(d) for d in dtypes.values() if d.is_floating_point}))
 
 
-class Cost:
-    """Time and peak memory of the body of a `with` statement.
+@contextmanager
+def measured_cost(interval: float = 0.01) -> "Iterator[dict[str, float | None]]":
+    """Time and peak memory of the body of a `with` statement; the yielded dictionary is filled when it ends.
 
     The peak that matters is that of anonymous memory: the system drops pages of mapped files when memory is short. It
     is sampled where the system reports it (Linux), else it is None.
     """
+    import resource
 
-    def __init__(self, interval: float = 0.01) -> None:
-        self._interval = interval
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._peak_kb = 0
-        self.seconds = 0.0
+    cost: dict[str, float | None] = {}
+    samples, stop = [0], threading.Event()
 
-    def __enter__(self) -> Self:
-        self._start = time.perf_counter()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.seconds = time.perf_counter() - self._start
-        self._stop.set()
-        self._thread.join()
-
-    @property
-    def peak_anon_mb(self) -> float | None:
-        return round(self._peak_kb / 1024, 1) if self._peak_kb else None
-
-    @property
-    def peak_rss_mb(self) -> float:
-        import resource
-
-        unit = 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, other systems kilobytes
-        return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit / 1024, 1)
-
-    def to_dict(self, digits: int = 3) -> dict[str, float | None]:
-        return {
-            "seconds": round(self.seconds, digits),
-            "peak_rss_mb": self.peak_rss_mb,
-            "peak_anon_mb": self.peak_anon_mb,
-        }
-
-    def _sample(self) -> None:
+    def sample() -> None:
         while True:
-            self._peak_kb = max(self._peak_kb, _anonymous_kb())
-            if self._stop.wait(self._interval):
+            samples[0] = max(samples[0], _anonymous_kb())
+            if stop.wait(interval):
                 return
+
+    thread = threading.Thread(target=sample, daemon=True)
+    start = time.perf_counter()
+    thread.start()
+    try:
+        yield cost
+    finally:
+        cost["seconds"] = round(time.perf_counter() - start, 3)
+        stop.set()
+        thread.join()
+        unit = 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, other systems kilobytes
+        cost["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit / 1024, 1)
+        cost["peak_anon_mb"] = round(samples[0] / 1024, 1) or None
 
 
 def _anonymous_kb() -> int:

@@ -1,20 +1,23 @@
-"""The command `path`."""
+"""The commands `path` and `report`: measure paths between models, and write a page about what was measured."""
 
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.align import AlignSetup, check_one_process, learning_facts, learning_lines
+from isobasin import __version__
+from isobasin.cli.align import AlignSetup, learning_facts, learning_lines
 from isobasin.cli.options import (
     DataOptions,
     DeviceOptions,
     Force,
+    Json,
     LearnOptions,
     LearnSetup,
     MatchOptions,
@@ -26,12 +29,6 @@ from isobasin.cli.output import emit, note, number, progress
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
-    import torch
-
-    from isobasin.alignment.result import Alignment
-    from isobasin.path.evaluation import Watch
-    from isobasin.path.pairs import Aligner
-    from isobasin.tasks import Task
     from isobasin.weights import Weights
 
 
@@ -69,19 +66,89 @@ def path_command(
     show: PrintOptions,
 ) -> None:
     """Measure losses along the straight line between models, naive and aligned, and the barrier."""
-    learning = None
-    if align and match.matcher == "learned":
-        reading_to_learn = replace(reading, max_samples=learn_samples)
-        learning = LearnSetup(learn, reading_to_learn, learn_data or measured.data, "--learn-data")
-    unlabelled = align_data or (learning.data if learning else measured.data)
-    setup = AlignSetup(match, unlabelled, seed, learning) if align else None
-    result = measure(
-        models, output, measured, reading, setup, seed=seed, device=device.find(), force=force, quiet=show.silent
-    )
-    emit(result, path_lines(result), show.json)
+    import shlex
+
+    from isobasin.alignment.problem import check_comparable
+    from isobasin.files import ResumeFile, atomic_write, check_output_file
+    from isobasin.path.pairs import evaluate_pairs, path_document
+    from isobasin.path.provenance import model_provenance
+    from isobasin.weights import load
+
+    began, place = time.perf_counter(), device.find()
+    _check(models, measured, reading, align)
+    setup = None
+    if align:
+        learned = match.matcher == "learned"
+        source, to_learn = learn_data or measured.data, replace(reading, max_samples=learn_samples)
+        learning = LearnSetup(learn, to_learn, source, "--learn-data") if learned else None
+        setup = AlignSetup(match, align_data or (source if learned else measured.data), seed, learning)
+        setup.check("path")
+    loaded = dict(zip("ABC", map(load, models)))
+    for other in list(loaded.values())[1:]:
+        check_comparable(loaded["A"], other)  # before anything is read
+    check_output_file(output, force=force, inputs=tuple(m.path for m in loaded.values() if m.path))
+    task = reading.open(measured.data, list(loaded.values()), seed=seed, split="test")
+    learned_from: list[str] = []
+    if setup and setup.learning:
+        check_disjoint(measured.data, reading, setup.learning, list(loaded.values()), seed=seed)
+        if not setup.learning.from_own_text:  # generated text follows from models, options and seed
+            learned_from = [t.fingerprint for t in setup.learning.tasks(list(loaded.values()), seed) if t]
+    described = {label: model_provenance(model) for label, model in loaded.items()}
+    key = {  # everything that the measured numbers depend on
+        "version": __version__,
+        "models": {label: one["sha256"] for label, one in described.items()},
+        "task": task.fingerprint,
+        "reading": asdict(reading),
+        "seed": seed,
+        "device": str(place),
+        "alignment": asdict(setup) if setup else None,
+        "learned_from": learned_from,
+    }
+    cache = ResumeFile(output, "partial", key)
+    if cache.n_found and not show.silent:
+        note(f"going on from {cache.n_found} finished points")
+    with ExitStack() as until_written:
+        try:
+            with progress(quiet=show.silent) as on_progress:
+                aligner = None
+                if setup:
+                    running: dict[str, Any] = {"dtype": "float32", "device": place, "quiet": show.silent}
+                    aligner = setup.aligner(loaded, output, until_written, on_progress, **running)
+                pairs = evaluate_pairs(
+                    loaded,
+                    task,
+                    aligner=aligner,
+                    n_points=measured.points,
+                    explained=measured.explain,
+                    plane=measured.plane,
+                    device=place,
+                    cache=cache,
+                    watch=lambda title: partial(on_progress, title),
+                )
+        except KeyboardInterrupt:
+            note("isobasin: finished points are kept; the same command goes on from them")
+            raise
+        result = path_document(
+            pairs,
+            task,
+            models=described,
+            settings=setup.settings if setup else {},
+            command=shlex.join(["isobasin", *sys.argv[1:]]),
+            seed=seed,
+            device=str(place),
+            seconds=time.perf_counter() - began,
+        )
+        for pair, found in result.get("alignment", {}).items():
+            found |= learning_facts(pairs[pair].alignment)
+        atomic_write(output, json.dumps(result, allow_nan=False, indent=1) + "\n")
+    cache.close()
+    facts = result | {"output": str(output)}
+    emit(facts, path_lines(facts), show.json)
 
 
-def _check(measured: MeasureOptions, reading: DataOptions, aligned: bool) -> None:
+def _check(models: list[str], measured: MeasureOptions, reading: DataOptions, aligned: bool) -> None:
+    if len(models) not in (2, 3):
+        raise IsobasinError(f"{len(models)} models given, expected two or three: isobasin path A B [C]")
     for flag, value, least in (
         ("--points", measured.points, 2),
         ("--max-samples", reading.max_samples, 1),
@@ -111,151 +178,6 @@ def check_disjoint(
         raise IsobasinError(
             f"--learn-data {data}: has no train split apart from what is measured; give other data, or self"
         )
-
-
-def measure(
-    sources: list[str],
-    output: Path,
-    measured: MeasureOptions,
-    reading: DataOptions,
-    setup: AlignSetup | None,
-    *,
-    seed: int,
-    device: "torch.device",
-    force: bool,
-    quiet: bool,
-) -> dict[str, Any]:
-    """Evaluate every pair, write the result file, and return its content."""
-    import json
-    import shlex
-
-    from isobasin.alignment.problem import check_comparable
-    from isobasin.files import ResumeFile, atomic_write, check_output_file
-    from isobasin.path.pairs import evaluate_pairs, path_document
-    from isobasin.path.provenance import model_hash, model_provenance, provenance
-    from isobasin.weights import load
-
-    began = time.perf_counter()
-    if len(sources) not in (2, 3):
-        raise IsobasinError(f"{len(sources)} models given, expected two or three: isobasin path A B [C]")
-    _check(measured, reading, aligned=setup is not None)
-    if setup:
-        setup.check()
-    if setup and setup.learning:
-        check_one_process("path")
-    models = dict(zip("ABC", map(load, sources)))
-    for other in list(models.values())[1:]:
-        check_comparable(models["A"], other)
-    check_output_file(output, force=force, inputs=tuple(m.path for m in models.values() if m.path))
-    task = reading.open(measured.data, list(models.values()), seed=seed, split="test")
-    if setup and setup.learning:
-        check_disjoint(measured.data, reading, setup.learning, list(models.values()), seed=seed)
-    hashes = {label: model_hash(model) for label, model in models.items()}
-    cache = ResumeFile(output, "partial", _cache_key(hashes, task, reading, setup, models, seed, device))
-    if cache.n_found and not quiet:
-        note(f"going on from {cache.n_found} finished points")
-    with ExitStack() as until_written:
-        try:
-            with _progress(quiet) as watch:
-                pairs = evaluate_pairs(
-                    models,
-                    task,
-                    aligner=_aligner(setup, models, output, device, until_written, quiet) if setup else None,
-                    n_points=measured.points,
-                    explained=measured.explain,
-                    plane=measured.plane,
-                    device=device,
-                    cache=cache,
-                    watch=watch,
-                )
-        except KeyboardInterrupt:
-            note("isobasin: finished points are kept; the same command goes on from them")
-            raise
-        result = path_document(pairs, task)
-        result["models"] = {label: model_provenance(model, hashes[label]) for label, model in models.items()}
-        if setup:
-            result["alignment"] = {name: _alignment(pair.alignment, setup) for name, pair in pairs.items()}
-        result["provenance"] = provenance(
-            command=shlex.join(["isobasin", *sys.argv[1:]]),
-            seed=seed,
-            device=str(device),
-            seconds=time.perf_counter() - began,
-        )
-        atomic_write(output, json.dumps(result, allow_nan=False, indent=1) + "\n")
-    cache.close()
-    return result | {"output": str(output)}
-
-
-def _cache_key(
-    hashes: dict[str, str],
-    task: "Task",
-    reading: DataOptions,
-    setup: AlignSetup | None,
-    models: "dict[str, Weights]",
-    seed: int,
-    device: "torch.device",
-) -> dict[str, Any]:
-    """Everything the measured numbers depend on. Generated text follows from models, options and seed."""
-    from importlib.metadata import version
-
-    learning = setup.learning if setup else None
-    learned_from = []
-    if learning and not learning.from_own_text:
-        learned_from = [t.fingerprint for t in learning.tasks(list(models.values()), seed)]
-    return {
-        "version": version("isobasin"),
-        "models": hashes,
-        "task": task.fingerprint,
-        "reading": asdict(reading),
-        "seed": seed,
-        "device": str(device),
-        "alignment": asdict(setup) if setup else None,
-        "learned_from": learned_from,
-    }
-
-
-def _aligner(
-    setup: AlignSetup,
-    models: "dict[str, Weights]",
-    output: Path,
-    device: "torch.device",
-    until_written: ExitStack,
-    quiet: bool,
-) -> "Aligner":
-    def aligned(b: "Weights", a: "Weights") -> "Alignment":
-        pair = "-".join(label for m in (a, b) for label, model in models.items() if model is m)
-        beside = output.with_name(f"{output.name}.{pair}")
-        return setup.align(b, a, beside, until_written, dtype="float32", device=device, verify=True, quiet=quiet)
-
-    return aligned
-
-
-def _alignment(found: "Alignment | None", setup: AlignSetup) -> dict[str, Any]:
-    assert found is not None
-    how = {"scope": setup.scope, "matcher": setup.match.matcher, "stage2": setup.match.stage2}
-    return how | found.to_dict() | (learning_facts(found) if setup.learning else {})
-
-
-@contextmanager
-def _progress(quiet: bool) -> "Iterator[Callable[[str], Watch]]":
-    """One bar after the other: each opens at its first step and closes at its last, before another one opens."""
-    with ExitStack() as stack:
-
-        def watch(title: str) -> "Watch":
-            bars: list[Any] = []
-
-            def on_progress(done: int, of: int) -> None:
-                if not bars:
-                    stack.close()
-                    bars.append(stack.enter_context(progress(title, of, quiet=quiet)))
-                bars[0](done)
-                if done == of:
-                    stack.close()
-                    bars.clear()
-
-            return on_progress
-
-        yield watch
 
 
 def path_lines(facts: dict[str, Any]) -> list[str]:
@@ -288,3 +210,24 @@ def path_lines(facts: dict[str, Any]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return number(value, "8.4f", "     nan")
+
+
+def report_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH.json…", help="Results of `isobasin path`.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write, report.html for instance.")],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Write one self-contained page: verdict, table, curves, the barrier by component, provenance."""
+    from isobasin.report import read_result, verdict, write_report
+
+    results = [read_result(path) for path in paths]
+    written = write_report(results, output, force=force)
+    pairs = [
+        {"file": str(path), "pair": pair.key, "verdict": found.state, "sentence": found.sentence}
+        for path, result in zip(paths, results)
+        for pair in result.pairs
+        for found in [verdict(pair)]
+    ]
+    lines = [*(str(pair["sentence"]) for pair in pairs), f"{written}: open it in any browser"]
+    emit({"output": str(written), "pairs": pairs}, lines, json)

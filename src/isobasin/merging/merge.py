@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
 
+from isobasin import __version__
 from isobasin.alignment.problem import check_comparable
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
 from isobasin.errors import IsobasinError
@@ -204,7 +204,7 @@ Configuration:
 
 
 def _sentence(recipe: MergeRecipe, rounds: int) -> str:
-    how = f"A {recipe.method} merge of {len(recipe.models)} models, made with isobasin {version('isobasin')}."
+    how = f"A {recipe.method} merge of {len(recipe.models)} models, made with isobasin {__version__}."
     if not recipe.align:
         return f"{how} The models were mixed as they are, without alignment."
     to = "their common mean" if recipe.to == "mean" else f"model {recipe.to}"

@@ -15,6 +15,7 @@ from isobasin.files import ResumeStore
 from isobasin.path.curve import Curve, finite_or_none, grid
 from isobasin.path.evaluation import FlatModel, Watch, evaluate_line, evaluate_points
 from isobasin.path.explanation import Explanation, explain
+from isobasin.path.provenance import provenance
 from isobasin.tasks import Task
 from isobasin.weights import Weights
 
@@ -138,8 +139,21 @@ def _ticks(values: list[float], n: int, margin: float) -> tuple[float, ...]:
     return tuple(low - edge + k * (high - low + 2 * edge) / (n - 1) for k in range(n))
 
 
-def path_document(pairs: Mapping[str, PairResult], task: Task) -> dict[str, Any]:
-    """The results as `path.json` holds them; a number that is not finite is None and listed in `not_finite`."""
+def path_document(
+    pairs: Mapping[str, PairResult],
+    task: Task,
+    *,
+    models: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    command: str,
+    seed: int,
+    device: str,
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of `path.json`; a number that is not finite is None and listed in `not_finite`.
+
+    `models` holds the `model_provenance` of each; `settings` say how they were aligned; the rest is for `provenance`.
+    """
     result: dict[str, Any] = {
         "kind": "isobasin.path",
         "schema": 1,
@@ -172,6 +186,11 @@ def path_document(pairs: Mapping[str, PairResult], task: Task) -> dict[str, Any]
             pair: asdict(p) | {"loss": [[finite_or_none(x) for x in row] for row in p.loss]}
             for pair, p in planes.items()
         }
+    result["models"] = dict(models)
+    alignments = {pair: found.alignment for pair, found in pairs.items() if found.alignment}
+    if alignments:
+        result["alignment"] = {pair: {**settings, **found.to_dict()} for pair, found in alignments.items()}
+    result["provenance"] = provenance(command=command, seed=seed, device=device, seconds=seconds)
     return result
 
 

@@ -5,12 +5,13 @@ import json
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from isobasin import __version__
 from isobasin.checkpoint import dtype_name
 from isobasin.symmetries import symmetry
 from isobasin.weights import Weights
@@ -30,12 +31,12 @@ def model_hash(weights: Weights) -> str:
     return digest.hexdigest()
 
 
-def model_provenance(weights: Weights, sha256: str) -> dict[str, Any]:
+def model_provenance(weights: Weights) -> dict[str, Any]:
     """One entry of `models` in a result file."""
     return {
         "name": weights.path.name if weights.path else weights.arch.family,
         "path": str(weights.path) if weights.path else None,
-        "sha256": sha256,
+        "sha256": model_hash(weights),
         "family": weights.arch.family,
         "positions": weights.arch.positions,
         "group": str(symmetry(weights.arch)),
@@ -47,25 +48,18 @@ def model_provenance(weights: Weights, sha256: str) -> dict[str, Any]:
 def provenance(*, command: str, seed: int, device: str, seconds: float) -> dict[str, Any]:
     """The entry `provenance` of a result file: what is needed to compute the result again."""
     return {
-        "version": _version("isobasin"),
+        "version": __version__,
         "git": source_commit(),
         "command": command,
         "seed": seed,
         "device": device,
         "dtype": "float32",
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
+        "transformers": version("transformers"),
         "python": platform.python_version(),
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "seconds": round(seconds, 3),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def source_commit() -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from isobasin.errors import VerificationError
 from isobasin.runtime import change, outputs, random_inputs
 from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
 from isobasin.symmetries.norm_coordinates import NormCoordinate
@@ -43,6 +44,20 @@ def check(weights: Weights, *, seed: int = 0) -> Check:
     }
     predicted, measured = attention_nullity(weights, seed=seed)
     return Check(per_space, TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers, measured, predicted)
+
+
+def model_output_change(transform: Transform, weights: Weights, *, seed: int = 0) -> float:
+    """The largest change of the model's outputs on random inputs, before the moved weights are rounded to be stored.
+
+    Raises VerificationError if it is more than rounding.
+    """
+    inputs = random_inputs(weights, seed=seed)
+    largest = change(outputs(weights, inputs), outputs(transform.apply(weights), inputs))
+    if not largest <= TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers:
+        raise VerificationError(
+            f"the alignment found would change the model's outputs by {largest:.1e}; nothing written"
+        )
+    return largest
 
 
 def _parts(drawn: Transform, weights: Weights) -> dict[str, Transform]:
