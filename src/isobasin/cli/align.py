@@ -188,7 +188,7 @@ class AlignSetup:
     ) -> "Iterator[LearnedMatching]":
         """The matcher `learned` with its resume file beside the output, while a progress bar shows its steps."""
         from isobasin.files import ResumeFile
-        from isobasin.learn.distributed import current_group
+        from isobasin.learn.path_loss import current_group
         from isobasin.learn.trainer import RESUME_SECTION
 
         if learning.from_own_text and not quiet:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from isobasin.errors import IsobasinError
+from isobasin.path.evaluation import to_device
 from isobasin.runtime import module_of
 from isobasin.shapes import Int
 from isobasin.tasks import IGNORED, Batch, Task
@@ -57,11 +58,6 @@ class BatchSampler:
             return batch
         changed = self._augment(pixels, seeded_generator(self._seed, "augment", number))
         return replace(batch, inputs=batch.inputs | {"pixel_values": changed})
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    moved = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-    return Batch(moved, batch.targets.to(device), batch.n_bytes)
 
 
 def split_held_out(task: Task, *, most: int = MAX_HELD_OUT) -> tuple[Task, Task]:

@@ -16,10 +16,8 @@ from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.groups import Element
 from isobasin.learn.data import Augment, BatchSampler, seeded_generator
-from isobasin.learn.distributed import ProcessGroup, SingleProcess, average_gradients
-from isobasin.learn.parameters import GroupParameters, compose
-from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
-from isobasin.learn.permutations import PermutationProposals
+from isobasin.learn.parameters import GroupParameters, PermutationProposals, compose
+from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, LinearPath, ProcessGroup, average_gradients
 from isobasin.model import Transformer
 from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import Symmetry, symmetry
@@ -126,21 +124,18 @@ def learn(
     augment: Augment | None = None,
     on_progress: OnProgress | None = None,
     resume: ResumeStore | None = None,
-    processes: ProcessGroup | None = None,
+    processes: ProcessGroup = SINGLE_PROCESS,
 ) -> LearnResult:
     """Elements between the canonical forms of A and B that make the path from A to B low, trained from `start` on.
 
     `start` has an element for every space of the scope. `on_progress(step, of, barrier)` is called after each step with
     the held-out barrier as last measured; `resume` stores the state at every check; `processes` share the batches.
-
-    >>> start = nearest_elements(a, b, "model", WeightMatching(), torch.device("cpu"))  # doctest: +SKIP
-    >>> found = learn(a, b, start, task, held_out)  # doctest: +SKIP
     """
     device, config = device or torch.device("cpu"), config or TrainConfig()
     resume = NullResumeStore() if resume is None else resume  # an empty store is false
     part = symmetry(b.arch).scoped(scope)
     sampler = BatchSampler(task, seed, device, augment)
-    trainer = Trainer(a, b, part, start, held_out, config, seed, device, processes or SingleProcess())
+    trainer = Trainer(a, b, part, start, held_out, config, seed, device, processes)
     state = resume.find(RESUME_SECTION)
     if state:
         trainer.load_state(state)
@@ -238,7 +233,7 @@ class Trainer:
         """The held-out barrier of a path with B moved by the parameters as they are."""
         with torch.no_grad():
             end = path.vector(self._mixture, path.moved(self._parameters.differentiable()))
-        return self._evaluator.barrier(end, self._end_loss)
+        return self._evaluator.barrier_and_mean(end, self._end_loss)[0]
 
     def _permute_units(self, proposals: PermutationProposals, found: float) -> float:
         """Apply the proposed permutation with the lowest held-out barrier, if it is below `found`."""

@@ -75,10 +75,10 @@ def explain(
     The parts are all attention layers, all feed-forward layers, both, and the components of each layer.
     """
     lambdas = explained_lambdas(curve)
-    every = components(model.like.arch)
+    every = components(model.weights.arch)
     parts = {kind: [c for c in every if c.kind == kind] for kind in ("attention", "feed-forward")}
     parts["attention and feed-forward"] = list(every)
-    parts |= {f"layer {i}": [c for c in every if c.layer == i] for i in range(model.like.arch.sizes.n_layers)}
+    parts |= {f"layer {i}": [c for c in every if c.layer == i] for i in range(model.weights.arch.sizes.n_layers)}
     found: dict[str, float] = {}
     for number, (part, chosen) in enumerate(parts.items(), 1):
         with mixed_outputs(model, chosen, start, end) as move_to:
