@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from isobasin.compare.normal_form import is_tied
 from torch import Tensor
 
 import isobasin as ib
+from isobasin.compare.equivalence import is_tied
 from isobasin.groups import HeadsElement, Matrix, Phases
 from isobasin.runtime import module_of
 from isobasin.weights import untied
@@ -110,10 +110,10 @@ def judged(base: ib.Weights, label: str, copy: ib.Weights) -> tuple[dict[str, ob
     start = time.perf_counter()
     found = ib.equivalent(base, copy)
     seconds = time.perf_counter() - start
-    worst, said = found.element.worst, found.outputs
+    worst, said = found.evidence.worst, found.outputs
     where = f"layer {worst.layer} {worst.kind}" if worst and worst.layer is not None else worst.kind if worst else "–"
     print(
-        f"| {label} | {found.answer} | {found.precision} | {found.element.kind} | "
+        f"| {label} | {found.answer} | {found.precision} | {found.evidence.kind} | "
         f"{worst.ratio if worst else float('nan'):.2g} × ({where}) | "
         f"{said.difference:.1e} ({said.rounding:.1e}) | {seconds:.0f} s |",
         flush=True,
@@ -152,7 +152,7 @@ def main() -> None:
             copy = ib.load(Path(place, str(number)))
             row, verdict = judged(base, label, copy)
             rows.append(row)
-            if verdict.transform is not None and verdict.element.kind != "identity":
+            if verdict.transform is not None and verdict.evidence.kind != "identity":
                 found.append((label, copy, verdict.transform))
         print("\n| disguise | distance before | after `align` | worst tensor after |\n|---|---|---|---|")
         back = [undone(base, *one) for one in found]

@@ -38,7 +38,7 @@ def distance_command(
         found = distance(
             *models,
             layers=layers or plot is not None,
-            draws=null_samples,
+            null_samples=null_samples,
             seed=seed,
             device=device.find(),
             watch=lambda done, _: step(done),

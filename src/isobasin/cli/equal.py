@@ -9,7 +9,7 @@ from isobasin.cli.options import DeviceOptions, Force, PrintOptions, Seed, with_
 from isobasin.cli.output import Cost, emit, note
 
 if TYPE_CHECKING:
-    from isobasin.compare.verdict import Verdict
+    from isobasin.compare.equivalence import Verdict
 
 EXIT_CODES = {"same": 0, "different": 1, "undecided": 3}
 MAX_LINES = 5  # conditions, steps and residuals that are printed

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from isobasin.alignment.problem import rotary_settings
 from isobasin.arch import Axis, HeadSpace, Space
-from isobasin.compare.canonical import pair_weights
-from isobasin.compare.stream_frame import fixed_numbers, stream_rows
+from isobasin.compare.canonical import fixed_numbers, pair_weights, stream_rows
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
