@@ -468,11 +468,10 @@ def _naive(a: Weights, b: Weights, space: str) -> BlockDistance:
 
 @dataclass(frozen=True)
 class RotatedModel:
-    """A model in a random frame of its stream, in which no coordinate is special.
+    """A model in a random frame of its stream, in which no coordinate is special; the block read last is kept.
 
-    A random rotation is expensive, so all unrelated models and all blocks share one. Embeddings and head are not
-    rotated: the map of the stream would undo it. Streams that can not be rotated are left unchanged. The block that was
-    read last is kept.
+    A rotation is expensive, so all unrelated models share one. Embeddings and head are not rotated: the map of the
+    stream would undo it.
     """
 
     model: BlockModel

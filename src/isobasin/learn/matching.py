@@ -95,10 +95,7 @@ class LearnedMatching(TrainConfig):
         return self
 
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> LearnedAlignment:
-        """Move B within its symmetries to where the path from A is low.
-
-        On held-out data the result is never worse than B as it is, nor than the starting point.
-        """
+        """On held-out data the result is never worse than B as it is, nor than the starting point."""
         device = options.device
         resume = NullResumeStore() if self.resume is None else self.resume  # an empty store is false
         task, held_out = (self.task, self.held_out) if self.held_out is not None else split_held_out(self.task)

@@ -353,23 +353,31 @@ class Step:
         return total
 
     def _capture(self, points: Sequence[float], batches: Sequence[Batch]) -> CapturedStep:
-        """Run warm-up steps at rate zero, restore the optimizer, then capture."""
         here = torch.tensor(points, device=self.path.device)
         held = [Batch({k: t.clone() for k, t in b.inputs.items()}, b.targets.clone()) for b in batches]
         self._set_rate(0.0)
-        before = {p: {k: t.clone() for k, t in state.items()} for p, state in self.optimizer.state.items()}
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(GRAPH_WARMUP):
-                self._update(here, held)
-        torch.cuda.current_stream().wait_stream(side)
-        for parameter, state in self.optimizer.state.items():
-            for key, tensor in state.items():
-                tensor.copy_(before[parameter][key]) if parameter in before else tensor.zero_()
+        graph, total = capture_graph(lambda: self._update(here, held), self.optimizer)
         if self._proposals:
             self._proposals.reset()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            total = self._update(here, held)
         return CapturedStep(here, held, graph, total)
+
+
+def capture_graph(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A step as a CUDA graph, and the tensor that holds its loss after each replay.
+
+    The learning rate must be zero meanwhile: warm-up steps run first, and then the state of the optimizer is restored.
+    """
+    before = {p: {k: t.clone() for k, t in state.items()} for p, state in optimizer.state.items()}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(GRAPH_WARMUP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    for parameter, state in optimizer.state.items():
+        for key, tensor in state.items():
+            tensor.copy_(before[parameter][key]) if parameter in before else tensor.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    return graph, loss
