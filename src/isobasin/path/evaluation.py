@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from isobasin.alignment.problem import check_comparable
 from isobasin.errors import IsobasinError
-from isobasin.files import ResumeStore
+from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.path.curve import Curve, grid
 from isobasin.runtime import logits, module_of, places
 from isobasin.tasks import Batch, Task
@@ -90,19 +90,19 @@ def evaluate_points(
     watch: Watch | None = None,
 ) -> dict[str, MetricSums]:
     """The metric sums over all the data at every point; a point is given by a function that moves the model there."""
+    cache = NullResumeStore() if cache is None else cache  # an empty store is false
     totals: dict[str, MetricSums] = {}
     for number, part in enumerate(_parts(task, memory)):
         held = [to_device(batch, model.buffer.device) for batch in part]
         for done, (name, move) in enumerate(points.items(), 1):
             key = f"{name}/{number}"
-            row = cache.find(key) if cache else None
+            row = cache.find(key)
             sums = MetricSums(**row) if row else None
             if sums is None:
                 move()
                 sums = model.metric_sums(held)
                 assert sums is not None
-                if cache:
-                    cache.keep(key, asdict(sums))
+                cache.keep(key, asdict(sums))
             totals[name] = totals[name] + sums if name in totals else sums
             if watch:
                 watch(done, len(points))
