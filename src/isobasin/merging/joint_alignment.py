@@ -138,7 +138,19 @@ def align_many(
     >>> many.between(1, 2).apply(b)  # b aligned to c  # doctest: +SKIP
     """
     models = tuple(models)
-    _check(models, to, rounds, matcher, aligner)
+    if len(models) < 2:
+        raise IsobasinError(f"{len(models)} model to align: expected two or more")
+    check_reference(to, len(models))
+    if rounds < 1:
+        raise IsobasinError(f"rounds {rounds}: expected 1 or more")
+    if (matcher is None) == (aligner is None):
+        raise IsobasinError("align_many takes a matcher or an aligner, expected one of the two")
+    if aligner is not None and to == "mean":
+        raise IsobasinError(
+            "align to the mean: what lowers losses need not come nearer, and a mean needs that; give a model's number"
+        )
+    for model in models[1:]:
+        check_comparable(models[0], model)
     reference = to if isinstance(to, int) else 0
     matchers = [
         None if i == reference or matcher is None else matcher.prepared(models[reference], m)
@@ -162,28 +174,6 @@ def align_many(
         scope=next((m.scope for m in matchers if m is not None), None),
     )
     return _to_mean(aligned, matchers, align_one, rounds) if to == "mean" else aligned
-
-
-def _check(
-    models: tuple[Weights, ...],
-    to: int | str,
-    rounds: int,
-    matcher: Matcher | None,
-    aligner: Aligner | None,
-) -> None:
-    if len(models) < 2:
-        raise IsobasinError(f"{len(models)} model to align: expected two or more")
-    check_reference(to, len(models))
-    if rounds < 1:
-        raise IsobasinError(f"rounds {rounds}: expected 1 or more")
-    if (matcher is None) == (aligner is None):
-        raise IsobasinError("align_many takes a matcher or an aligner, expected one of the two")
-    if aligner is not None and to == "mean":
-        raise IsobasinError(
-            "align to the mean: what lowers losses need not come nearer, and a mean needs that; give a model's number"
-        )
-    for model in models[1:]:
-        check_comparable(models[0], model)
 
 
 def _to_mean(
