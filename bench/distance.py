@@ -83,7 +83,7 @@ def makers(source: Path, text: Path) -> dict[str, Callable[[Path], None]]:
 def measured(source: Path, other: Path, null_samples: int) -> dict[str, Any]:
     a, b = ib.load(source), ib.load(other)
     start = time.perf_counter()
-    found = ib.distance(a, b, draws=null_samples)
+    found = ib.distance(a, b, null_samples=null_samples)
     seconds = time.perf_counter() - start
     mine, theirs = ib.fingerprint(a), ib.fingerprint(b)
     steps = mine.steps(theirs)

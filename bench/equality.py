@@ -112,10 +112,10 @@ def verdict_row(base: ib.Weights, label: str, copy: ib.Weights) -> tuple[dict[st
     start = time.perf_counter()
     found = ib.equivalent(base, copy)
     seconds = time.perf_counter() - start
-    worst, outputs = found.element.worst, found.outputs
+    worst, outputs = found.evidence.worst, found.outputs
     where = f"layer {worst.layer} {worst.kind}" if worst and worst.layer is not None else worst.kind if worst else "–"
     print(
-        f"| {label} | {found.answer} | {found.precision} | {found.element.kind} | "
+        f"| {label} | {found.answer} | {found.precision} | {found.evidence.kind} | "
         f"{worst.ratio if worst else float('nan'):.2g} × ({where}) | "
         f"{outputs.difference:.1e} ({outputs.rounding:.1e}) | {seconds:.0f} s |",
         flush=True,
@@ -154,7 +154,7 @@ def main() -> None:
             copy = ib.load(Path(place, str(number)))
             row, verdict = verdict_row(base, label, copy)
             rows.append(row)
-            if verdict.transform is not None and verdict.element.kind != "identity":
+            if verdict.transform is not None and verdict.evidence.kind != "identity":
                 found.append((label, copy, verdict.transform))
         print("\n| scrambled copy | distance before | after `align` | worst tensor after |\n|---|---|---|---|")
         back = [undone(base, *one) for one in found]

@@ -138,7 +138,6 @@ def test_the_sources_were_read() -> None:
     assert {"src/isobasin/errors.py", "tests/test_house.py"} <= names
 
 
-
 def vague(path: Path) -> bool:
     """Whether a module, or a package it lies in, has a name that says nothing."""
     return bool(VAGUE_NAMES & {*path.parts[:-1], path.stem})

@@ -15,10 +15,10 @@ from isobasin.alignment.matchers import WeightMatching
 from isobasin.checkpoint import open_checkpoint
 from isobasin.errors import ArchitectureError, CheckpointError, IsobasinError
 from isobasin.merging.joint_alignment import align_many
-from isobasin.merging.mean import scope_tensors
 from isobasin.merging.merge import MergeResult, escaped, merge, model_card
 from isobasin.merging.recipe import MergeRecipe
 from isobasin.merging.tensors import CHUNK, Linear, Slerp, combine
+from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights, load
 
@@ -179,18 +179,18 @@ def test_the_objective_of_a_common_mean_never_rises(trio: list[Weights]) -> None
     assert len(found.history) == found.rounds
     assert all(later <= earlier for earlier, later in zip(found.history, found.history[1:]))
     assert found.history[-1] < found.history[0]
-    assert found.moved[0] is models[0]
+    assert found.transported[0] is models[0]
     spread = sum(
         float((m[n].double() - found.mean[n].double()).square().sum())
-        for n in scope_tensors(trio[0], "first-attention")
-        for m in found.moved
+        for n in symmetry(trio[0].arch).scoped("first-attention").tensors
+        for m in found.transported
     )
     assert spread == pytest.approx(found.history[-1], rel=1e-9)
 
 
 def test_tensors_outside_the_scope_are_mixed_as_they_are(trio: list[Weights]) -> None:
     aligned, naive = merge(trio[:2], matcher=QUICK), merge(trio[:2])
-    inside = set(scope_tensors(trio[0], "first-attention"))
+    inside = set(symmetry(trio[0].arch).scoped("first-attention").tensors)
     outside = [name for name in trio[0] if name not in inside]
     assert outside
     assert all(torch.equal(aligned.weights[n], naive.weights[n]) for n in outside)
@@ -262,7 +262,7 @@ ODD = ["a: b", "*x|y*`", '"q"\n---\n', "```", "ü ☃", "bad\udcff", "{{x}} #", 
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_card_is_valid_whatever_models_are_called(name: str) -> None:
-    recipe = MergeRecipe.checked(models=(name, "other"), weights=(0.5, 0.5), align=True, scope="s", matcher="m")
+    recipe = MergeRecipe(models=(name, "other"), weights=(0.5, 0.5), align=True, scope="s", matcher="m")
     card = model_card(name, recipe, (), 1)
     card.encode("utf-8")
     _, front, body = card.split("---\n", 2)

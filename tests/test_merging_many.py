@@ -53,10 +53,10 @@ def around(steps: Sequence[Transform], model: Weights) -> Weights:
 
 def check_one_point(many: JointAlignment, original: Weights) -> None:
     """Every copy lies where model 0 does, and so does their mean."""
-    assert all(farthest(original, m) <= 1e-4 for m in (*many.moved, many.mean))
+    assert all(farthest(original, m) <= 1e-4 for m in (*many.transported, many.mean))
     assert all(farthest(original, m) > 0.5 for m in many.models[1:])
     assert all(d.after <= 1e-4 < 0.1 < d.before for d in many.distances[1:])
-    assert many.moved[0] is many.models[0]
+    assert many.transported[0] is many.models[0]
 
 
 # One layer each in `make test`; heads, and two layers, in `make test-all`.
@@ -107,18 +107,18 @@ def test_the_objective_never_rises(unrelated: JointAlignment) -> None:
     before, after = unrelated.history
     assert after < before
     assert all(d.after < d.before for d in unrelated.distances)
-    assert all(moved_outputs(m, t) <= 1e-5 for m, t in zip(unrelated.models, unrelated.moved))
-    assert moved_outputs(unrelated.models[0], unrelated.moved[1]) > 1e-2  # the models do differ
+    assert all(moved_outputs(m, t) <= 1e-5 for m, t in zip(unrelated.models, unrelated.transported))
+    assert moved_outputs(unrelated.models[0], unrelated.transported[1]) > 1e-2  # the models do differ
     assert "aligned to their mean in 2 rounds" in str(unrelated)
 
 
 def test_to_one_model_that_is_not_the_first() -> None:
     models = [small("llama", seed) for seed in range(2)]
     many = align_many(models, to=1, matcher=QUICK)
-    assert many.moved[1] is models[1]
+    assert many.transported[1] is models[1]
     assert many.history == ()
     found = align(models[0], to=models[1], matcher=QUICK).transform.apply(models[0])
-    assert all(torch.equal(many.moved[0][n], found[n]) for n in found)
+    assert all(torch.equal(many.transported[0][n], found[n]) for n in found)
     assert farthest(models[0], around([many.between(0, 1), many.between(1, 0)], models[0])) <= 1e-9
 
 

@@ -47,7 +47,7 @@ _FURTHER = {
     "Symmetry": "isobasin.symmetries.symmetry",
     "Task": "isobasin.tasks.task",
     "Transformer": "isobasin.model",
-    "Verdict": "isobasin.compare.verdict",
+    "Verdict": "isobasin.compare.equivalence",
     "normalize": "isobasin.symmetries.normal_form",
     "plot_explain": "isobasin.report.figures",
     "plot_layers": "isobasin.report.figures",

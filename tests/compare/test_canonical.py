@@ -18,10 +18,9 @@ from compared_models import (
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from isobasin.compare.normal_form import fixed_numbers
 
 import tiny
-from isobasin.compare.canonical import canonical
+from isobasin.compare.canonical import canonical, fixed_numbers
 from isobasin.model import ModelConfig, Transformer
 from isobasin.weights import Weights
 

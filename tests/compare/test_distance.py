@@ -43,13 +43,13 @@ def scores(found: DistanceResult) -> dict[tuple[str, int | None], float]:
 @pytest.mark.parametrize("name", COMPARED)
 def test_copies_changed_copies_and_unrelated_models_separate(name: str) -> None:
     weights = tiny_model(name)
-    copy = distance(weights, scrambled(weights), draws=DRAWS)
+    copy = distance(weights, scrambled(weights), null_samples=DRAWS)
     assert copy.score >= 0.999
     assert copy.distance < 1e-4
     assert copy.naive is not None
     assert copy.naive > 0.1
-    tuned = distance(weights, scrambled(noisy(weights, 0.1)), draws=DRAWS)
-    unrelated = distance(weights, tiny_model(name, 1), draws=DRAWS)
+    tuned = distance(weights, scrambled(noisy(weights, 0.1)), null_samples=DRAWS)
+    unrelated = distance(weights, tiny_model(name, 1), null_samples=DRAWS)
     assert copy.score > tuned.score > 0.9
     assert tuned.related
     assert unrelated.score < 0.15 < tuned.score
@@ -59,7 +59,7 @@ def test_copies_changed_copies_and_unrelated_models_separate(name: str) -> None:
 def test_rounding_is_no_difference_and_the_seed_decides() -> None:
     weights = model(2)
     rough = cast(scrambled(weights), torch.bfloat16)
-    first, again, other = (distance(weights, rough, draws=DRAWS, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (distance(weights, rough, null_samples=DRAWS, seed=seed) for seed in (0, 0, 1))
     assert first.score >= 0.999
     assert first.facts == again.facts
     assert first.null.scores != other.null.scores
@@ -70,17 +70,17 @@ def test_rounding_is_no_difference_and_the_seed_decides() -> None:
 def test_layers_taken_from_a_deeper_model_are_found(preset: str) -> None:
     deep = model(DEPTH, preset=preset)
     half = scrambled(taken(deep, ODD))
-    found = distance(deep, half, draws=1)
+    found = distance(deep, half, null_samples=1)
     assert found.layers is not None
     assert list(found.layers.best_in_a) == ODD
     assert found.score >= 0.999
     assert found.naive is None
-    reverse = distance(half, deep, draws=1)
+    reverse = distance(half, deep, null_samples=1)
     assert reverse.layers is not None
     assert list(reverse.layers.best_in_b) == ODD
     assert [row["layer"] for row in found.per_layer if row["space"] == "heads"] == ODD
     assert [row["other_layer"] for row in found.per_layer if row["space"] == "heads"] == list(range(len(ODD)))
-    unrelated = distance(deep, model(len(ODD), seed=1, preset=preset), draws=1)
+    unrelated = distance(deep, model(len(ODD), seed=1, preset=preset), null_samples=1)
     assert unrelated.layers is not None
     assert max(max(row) for row in unrelated.layers.matrix) < 0.2
     assert min(found.layers.matrix[i][j] for j, i in enumerate(ODD)) > 0.99
@@ -89,13 +89,13 @@ def test_layers_taken_from_a_deeper_model_are_found(preset: str) -> None:
 def test_shared_layers_show_also_behind_new_embeddings() -> None:
     weights, other = model(3), model(3, seed=1)
     mixed = held(other, {name: weights[name] for name in weights if name.startswith("blocks.1.")})
-    found = scores(distance(weights, mixed, draws=DRAWS))
+    found = scores(distance(weights, mixed, null_samples=DRAWS))
     shared = [score for (_, layer), score in found.items() if layer == 1]
     assert len(shared) == 2
     assert min(shared) > 0.999
     assert max(score for (_, layer), score in found.items() if layer != 1) < 0.2
     kept = held(weights, {"embed.tokens.weight": other["embed.tokens.weight"], "head.weight": other["head.weight"]})
-    found = scores(distance(weights, kept, draws=DRAWS))
+    found = scores(distance(weights, kept, null_samples=DRAWS))
     assert min(score for (_, layer), score in found.items() if layer is not None) > 0.999
     assert found["resid", None] < 0.2
 
@@ -103,8 +103,8 @@ def test_shared_layers_show_also_behind_new_embeddings() -> None:
 def test_a_stream_that_tables_do_not_span_is_matched_by_its_layers() -> None:
     few = {"d_model": 12, "n_heads": 2, "d_head": 4, "d_ff": 10, "d_vocab": 5, "n_classes": 3}
     weights = model(1, **few)
-    assert distance(weights, scrambled(weights), draws=1).score >= 0.999
-    assert distance(weights, model(1, seed=1, **few), draws=1).score < 0.3
+    assert distance(weights, scrambled(weights), null_samples=1).score >= 0.999
+    assert distance(weights, model(1, seed=1, **few), null_samples=1).score < 0.3
 
 
 def test_layers_contribute_to_the_map_of_unrelated_models_where_they_do_between_the_two(
@@ -115,17 +115,17 @@ def test_layers_contribute_to_the_map_of_unrelated_models_where_they_do_between_
     module = sys.modules[distance.__module__]
     map_by_all_blocks = module.map_by_all_blocks
     monkeypatch.setattr(module, "map_by_all_blocks", lambda *args: swept.append(args) or map_by_all_blocks(*args))
-    distance(model(1), model(1, seed=1), draws=3)
+    distance(model(1), model(1, seed=1), null_samples=3)
     assert len(swept) == 0
     few = {"d_model": 12, "n_heads": 2, "d_head": 4, "d_ff": 10, "d_vocab": 5, "n_classes": 3}
-    distance(model(1, **few), model(1, seed=1, **few), draws=3)
-    assert len(swept) == 3
+    distance(model(1, **few), model(1, seed=1, **few), null_samples=3)
+    assert len(swept) == 4  # between the two, and for each unrelated model
 
 
 def test_scales_count() -> None:
     weights = model(2)
     name = "blocks.0.mlp.down.weight"
-    found = scores(distance(weights, held(weights, {name: 2 * weights[name]}), draws=1))
+    found = scores(distance(weights, held(weights, {name: 2 * weights[name]}), null_samples=1))
     assert found["ff", 0] < 0.95
     assert min(score for key, score in found.items() if key != ("ff", 0)) > 0.999
 
@@ -142,12 +142,12 @@ def test_what_can_not_be_compared_is_refused() -> None:
         distance(weights, model(3, d_vocab=65))
     with pytest.raises(ArchitectureError, match="family"):
         distance(weights, replace(model(3), arch=replace(weights.arch, family="llama", sizes=model(3).arch.sizes)))
-    with pytest.raises(IsobasinError, match="0 draws: expected at least 1"):
-        distance(weights, weights, draws=0)
+    with pytest.raises(IsobasinError, match="0 null samples: expected at least 1"):
+        distance(weights, weights, null_samples=0)
 
 
 def test_the_text_gives_score_null_and_distance() -> None:
     weights = model(2)
-    text = str(distance(weights, scrambled(weights), draws=1))
+    text = str(distance(weights, scrambled(weights), null_samples=1))
     assert text.startswith("score 1.0000, unrelated models score at most ")
     assert "of ‖A‖ (as stored " in text

@@ -25,7 +25,7 @@ def test_a_scrambled_copy_is_the_same(name: str) -> None:
     found = ib.equivalent(a, scrambled_file(a))
     assert found.answer == "same", str(found)
     assert found.precision == "float32"
-    assert found.element.kind == "group"
+    assert found.evidence.kind == "group"
     assert found.transform is not None
     assert found.outputs.difference < 1e-4
     assert "up to rounding of float32" in found.reason
@@ -37,7 +37,7 @@ def test_a_scrambled_copy_in_a_narrow_type_is_the_same_at_that_precision(name: s
     found = ib.equivalent(a, scrambled_file(a, torch.bfloat16))
     assert (found.answer, found.precision) == ("same", "bfloat16"), str(found)
     assert "up to rounding of bfloat16" in found.reason
-    assert max(r.distance for r in found.element.residuals) > 1e-4  # it is a copy that was rounded
+    assert max(r.distance for r in found.evidence.residuals) > 1e-4  # it is a copy that was rounded
 
 
 @every_case
@@ -52,9 +52,9 @@ def test_one_matrix_changed_by_a_thousandth_is_different_with_a_witness(name: st
     # Run again by formulas of our own, in float64: the difference is real.
     assert output_difference(a, b, found.witness.inputs) == pytest.approx(found.witness.difference, rel=0.05)
     assert output_difference(a, scrambled_file(a), found.witness.inputs) < 1e-5 < found.witness.difference
-    assert found.parting is not None
-    assert found.parting.ratio > 100
-    assert changed in found.parting.tensor or shares_space(a, changed, found.parting.tensor)
+    assert found.largest_residual is not None
+    assert found.largest_residual.ratio > 100
+    assert changed in found.largest_residual.tensor or shares_space(a, changed, found.largest_residual.tensor)
 
 
 @pytest.mark.parametrize(("name", "module"), [("gpt2-one-head", "h.1.attn.c_proj"), ("gpt2-bare", "h.0.mlp.c_proj")])
@@ -68,8 +68,8 @@ def test_a_matrix_is_named_before_the_bias_it_reaches_and_a_bias_by_itself(name:
     for changed in (weight, bias):
         found = ib.equivalent(a, scrambled_file(perturbed(a, changed)))
         assert found.answer == "different", str(found)
-        assert found.parting is not None
-        assert (found.parting.tensor, found.parting.layer) == (changed, layer)
+        assert found.largest_residual is not None
+        assert (found.largest_residual.tensor, found.largest_residual.layer) == (changed, layer)
 
 
 def shares_space(a: ib.Weights, one: str, other: str) -> bool:

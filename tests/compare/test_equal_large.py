@@ -69,7 +69,7 @@ def test_unrelated_models_are_distinguished_by_their_outputs(
     assert output_difference(a, b, found.witness.inputs) > 1e-2
     assert embedding_distance(a, b, device=CPU) == pytest.approx(1 - by_chance(a, b), abs=1e-6)
     assert not sweeps
-    assert found.parting is not None
+    assert found.largest_residual is not None
     assert "as they are: no layer is near its place" in str(found)
     assert found.facts["evidence"]["obstacle"] in str(found)  # type: ignore[index]
 
@@ -88,7 +88,7 @@ def test_unrelated_models_that_can_be_loaded_or_are_not_certain_are_aligned(
     found = ib.equivalent(*models)
     assert found.answer == "different"
     assert sweeps
-    assert found.element.kind == "group"
+    assert found.evidence.kind == "group"
 
 
 @pytest.mark.parametrize("scrambled", [True, False])
@@ -99,8 +99,8 @@ def test_related_models_are_aligned_to_locate_the_difference(
     changed = perturbed(a, V, 0.3)
     found = ib.equivalent(a, scrambled_file(changed) if scrambled else changed)
     assert found.answer == "different"
-    assert found.parting is not None
-    assert (found.parting.space, found.parting.tensor) == ("heads0", V)
+    assert found.largest_residual is not None
+    assert (found.largest_residual.space, found.largest_residual.tensor) == ("heads0", V)
     assert sweeps
 
 
@@ -115,7 +115,7 @@ def test_models_with_new_embeddings_alone_are_not_unrelated(
     found = ib.equivalent(a, b)
     assert found.answer == "different"
     assert sweeps
-    assert found.element.kind == "group"
+    assert found.evidence.kind == "group"
 
 
 def test_a_scrambled_copy_is_found(models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements]) -> None:

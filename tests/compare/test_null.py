@@ -12,8 +12,7 @@ from isobasin.match.canonical import STREAM, stream_of
 from torch import Tensor
 
 from isobasin.arch import Architecture
-from isobasin.compare.distance import RotatedModel, UnrelatedModel
-from isobasin.compare.similarity import BlockModel, BlockPair
+from isobasin.compare.distance import BlockModel, BlockPair, RotatedModel, UnrelatedModel
 from isobasin.model import ModelConfig
 from isobasin.symmetries import group_of
 from isobasin.symmetries.action import Action

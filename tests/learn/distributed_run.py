@@ -7,7 +7,7 @@ import learn_subjects as subjects
 import torch
 
 from isobasin.learn.data import split_held_out
-from isobasin.learn.distributed import ProcessGroup, current_group
+from isobasin.learn.path_loss import ProcessGroup, current_group
 from isobasin.learn.trainer import LearnResult, learn
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import pack_elements

@@ -11,12 +11,10 @@ import torch
 from isobasin.alignment.descent import nearest_elements
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.files import ResumeFile
-from isobasin.learn.data import to_device
-from isobasin.learn.distributed import SingleProcess
 from isobasin.learn.parameters import GroupParameters
-from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
+from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, LinearPath
 from isobasin.learn.trainer import Step, TrainConfig, learn
-from isobasin.path.evaluation import FlatModel
+from isobasin.path.evaluation import FlatModel, to_device
 from isobasin.symmetries import symmetry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -35,7 +33,7 @@ def test_graphed_steps_are_the_eager_steps_for_all_shapes_of_batches() -> None:
     for graphed in (False, True):
         parameters = GroupParameters(part, cuda)
         path = LinearPath.between(a, b, part, start, cuda)
-        step = Step(path, parameters, TrainConfig(), SingleProcess(), graphed=graphed)
+        step = Step(path, parameters, TrainConfig(), SINGLE_PROCESS, graphed=graphed)
         totals.append([float(step([0.3 + 0.05 * k], [batches[3 * k % 4]], 1e-2)) for k in range(12)])
         ends.append(torch.cat([p.detach().flatten() for p in parameters.tensors()]))
         assert len(step._captured) == (2 if graphed else 0)
@@ -87,6 +85,6 @@ def test_the_evaluator_finds_the_same_in_larger_batches() -> None:
     for device in (CPU, torch.device("cuda")):
         mixture = FlatModel.of(a, device)
         evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), task, 5)
-        heights.append(evaluator.barrier(mixture.vector(b)))
+        heights.append(evaluator.barrier_and_mean(mixture.vector(b))[0])
     assert heights[1] == pytest.approx(heights[0], rel=1e-4)
     assert heights[0] > 0.1

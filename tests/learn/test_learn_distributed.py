@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isobasin.errors import IsobasinError
-from isobasin.learn.distributed import SingleProcess, average_gradients, current_group
+from isobasin.learn.path_loss import SINGLE_PROCESS, ProcessGroup, average_gradients, current_group
 from isobasin.symmetries.transform import pack_elements
 
 
@@ -32,7 +32,7 @@ def test_two_processes_are_one_with_the_doubled_batch(tmp_path: Path) -> None:
     first, second = (torch.load(tmp_path / f"rank{k}") for k in (0, 1))
     assert first["size"] == second["size"] == 2
     assert first["history"] == second["history"]
-    double, single = (distributed_run.train(SingleProcess(), accumulate=n) for n in (2, 1))
+    double, single = (distributed_run.train(SINGLE_PROCESS, accumulate=n) for n in (2, 1))
     assert first["history"][-1][1] < first["history"][0][1]
     assert distance(first["elements"], second["elements"]) == 0
     assert distance(first["elements"], pack_elements(double.elements)) <= 1e-5
@@ -46,7 +46,7 @@ def distance(one: dict[str, dict[str, torch.Tensor]], two: dict[str, dict[str, t
 
 
 def test_one_process_is_a_group_of_one() -> None:
-    assert current_group(torch.device("cpu")) == SingleProcess()
+    assert current_group(torch.device("cpu")) == SINGLE_PROCESS
 
 
 def test_several_processes_without_accelerate_are_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_several_processes_without_accelerate_are_told_what_to_install(monkeypat
         current_group(torch.device("cpu"))
 
 
-class Pair(SingleProcess):
+class Pair(ProcessGroup):
     """A group of two, whose other process has the same gradients."""
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:

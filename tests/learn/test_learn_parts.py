@@ -24,9 +24,8 @@ from isobasin.groups import (
     RotaryCommutant,
 )
 from isobasin.learn.data import BatchSampler, regroup, split_held_out
-from isobasin.learn.distributed import SingleProcess
 from isobasin.learn.parameters import GroupParameters, compose
-from isobasin.learn.path_loss import HeldOutEvaluator, LinearPath
+from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, LinearPath
 from isobasin.learn.trainer import CapturedStep, Step, TrainConfig
 from isobasin.path.evaluation import FlatModel, evaluate_path
 from isobasin.symmetries import symmetry
@@ -88,12 +87,13 @@ def test_the_last_windows_of_a_text_are_held_out() -> None:
     assert len({task.fingerprint, held_out.fingerprint, "numbers"}) == 3
 
 
-def test_labelled_samples_are_held_out_from_everywhere() -> None:
+def test_labelled_samples_are_held_out_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     task, held_out = split_held_out(numbered("image", 43))
     assert sorted(numbers(task) + numbers(held_out)) == list(range(43))
     assert len(numbers(held_out)) == 4
     assert {number // 11 for number in numbers(held_out)} == {0, 1, 2, 3}
-    assert len(numbers(split_held_out(numbered("image", 43), most=2)[1])) == 2
+    monkeypatch.setattr("isobasin.learn.data.MAX_HELD_OUT", 2)
+    assert len(numbers(split_held_out(numbered("image", 43))[1])) == 2
 
 
 def test_samples_held_out_from_everywhere_come_in_whole_batches() -> None:
@@ -328,9 +328,9 @@ def test_the_evaluator_measures_what_a_path_does() -> None:
     mixture = FlatModel.of(a)
     evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), task, 5)
     expected = evaluate_path(a, b, task, n_points=5).barrier.height
-    assert evaluator.barrier(mixture.vector(b)) == pytest.approx(expected, abs=1e-6)
-    assert evaluator.barrier(mixture.vector(subjects.disguised(a))) != pytest.approx(expected, abs=1e-2)
-    assert evaluator.barrier(torch.full_like(mixture.buffer, math.nan)) == math.inf
+    assert evaluator.barrier_and_mean(mixture.vector(b))[0] == pytest.approx(expected, abs=1e-6)
+    assert evaluator.barrier_and_mean(mixture.vector(subjects.disguised(a)))[0] != pytest.approx(expected, abs=1e-2)
+    assert evaluator.barrier_and_mean(torch.full_like(mixture.buffer, math.nan))[0] == math.inf
 
 
 def test_data_without_targets_do_not_decide() -> None:
@@ -351,7 +351,7 @@ def test_an_optimizer_that_comes_from_cuda_goes_on_at_the_rate_it_is_told() -> N
     ends = []
     for device in ("cpu", "cuda"):
         parameters = GroupParameters(part)
-        step = Step(LinearPath.between(a, b, part, elements, CPU), parameters, TrainConfig(), SingleProcess(), None)
+        step = Step(LinearPath.between(a, b, part, elements, CPU), parameters, TrainConfig(), SINGLE_PROCESS, None)
         step([0.5], [batch], 1e-2)
         state = step.optimizer.state_dict()
         if device == "cuda":  # as a file holds it: the rate of the last step is a tensor on the CPU

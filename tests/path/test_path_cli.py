@@ -77,7 +77,7 @@ def test_an_interrupted_run_goes_on_from_its_finished_points(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(words(place, out="whole.json")) == 0
-    score, calls = FlatModel.score, []
+    score, calls = FlatModel.metric_sums, []
 
     def interrupted(self: Any, batches: Any) -> Any:
         calls.append(1)
@@ -85,7 +85,7 @@ def test_an_interrupted_run_goes_on_from_its_finished_points(
             raise KeyboardInterrupt
         return score(self, batches)
 
-    monkeypatch.setattr(FlatModel, "score", interrupted)
+    monkeypatch.setattr(FlatModel, "metric_sums", interrupted)
     assert run(words(place)) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert not (place / "path.json").exists()
@@ -102,7 +102,7 @@ def test_an_interrupted_run_goes_on_from_its_finished_points(
 def test_nothing_stale_is_reused(
     what: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    score, calls = FlatModel.score, []
+    score, calls = FlatModel.metric_sums, []
 
     def interrupted(self: Any, batches: Any) -> Any:
         calls.append(1)
@@ -110,7 +110,7 @@ def test_nothing_stale_is_reused(
             raise KeyboardInterrupt
         return score(self, batches)
 
-    monkeypatch.setattr(FlatModel, "score", interrupted)
+    monkeypatch.setattr(FlatModel, "metric_sums", interrupted)
     assert run(words(place)) == 130
     more: list[str] = []
     if what == "model":

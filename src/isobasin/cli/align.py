@@ -219,8 +219,8 @@ class AlignSetup:
         """The matcher `learned`, with its data, the group of processes and a resume file beside the output."""
         from isobasin import __version__
         from isobasin.files import ResumeFile
-        from isobasin.learn.distributed import current_group
         from isobasin.learn.matching import LearnedMatching
+        from isobasin.learn.path_loss import current_group
         from isobasin.learn.trainer import RESUME_SECTION
         from isobasin.path.provenance import model_hash
 
@@ -234,7 +234,6 @@ class AlignSetup:
             init=self.matcher(),
             steps=learning.options.steps,
             lr=learning.options.lr,
-            permutations="free" if learning.options.permutations == "free" else "fixed",
             seed=self.seed,
             processes=processes,
         )

@@ -11,8 +11,8 @@ from isobasin.cli.output import emit, measured_cost, note, number, progress, spa
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
+    from isobasin.compare.equivalence import Verdict
     from isobasin.compare.fingerprint import Fingerprint
-    from isobasin.compare.verdict import Verdict
 
 EXIT_CODES = {"same": 0, "different": 1, "undecided": 3}
 MAX_LINES = 5  # conditions, steps and residuals that are printed
@@ -137,7 +137,7 @@ def distance_command(
         found = distance(
             *models,
             layers=layers or plot is not None,
-            draws=null_samples,
+            null_samples=null_samples,
             seed=seed,
             device=device.find(),
             watch=partial(on_progress, "comparing"),

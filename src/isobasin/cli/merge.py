@@ -138,7 +138,7 @@ def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "Me
     if options.no_align and (options.to or options.scope or options.matcher):
         raise IsobasinError("--no-align: nothing is aligned, so --to, --scope and --matcher have no meaning")
     to = options.to or "0"
-    return MergeRecipe.checked(
+    return MergeRecipe(
         models=tuple(models),
         weights=None if options.weights is None else _numbers(options.weights),
         method=options.method or "linear",

@@ -1,55 +1,320 @@
 """Distance of two models modulo symmetry, block by block, and a score relative to unrelated models.
 
-Both models are brought to balanced form, the stream of B is mapped to A's, and then every block of B is moved by the
-element of its own group that brings it closest: closed forms throughout, one block of each model in memory.
+Both models are brought to balanced form, the stream of B is mapped to A's (`stream_map`), and then every block of B is
+moved by the element of its own group that brings it closest: closed forms throughout, one block of each model in
+memory. `LayerMatrix` compares every layer of A with every layer of B.
 
 Unrelated models come from B: the stream of every block is rotated or shuffled independently, and tokens, positions and
 outputs are shuffled. Each block keeps its spectra and everything inside it, but the blocks no longer fit together, so
 A shares with such a model only what any two models share.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, median
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from isobasin.alignment.heads import match_heads
+from isobasin.alignment.problem import check_comparable, overlap, rotary_settings
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.compare.similarity import (
-    BlockDistance,
-    BlockModel,
-    BlockPair,
-    LayerMatrix,
-    Spaces,
-    block_distances,
-    check_same_blocks,
-    layer_similarities,
-    map_by_all_blocks,
-    map_by_embeddings,
-    pairs_by_depth,
-    score,
-    stream_map,
-    total,
-)
-from isobasin.compare.stream_frame import tables
-from isobasin.errors import IsobasinError
-from isobasin.groups import Group, Permutation, SignedPermutation
-from isobasin.symmetries import group_of
+from isobasin.compare.canonical import tables
+from isobasin.errors import ArchitectureError, IsobasinError
+from isobasin.groups import Element, Group, Overlap, Permutation, SignedPermutation
+from isobasin.symmetries import group_of, symmetry
 from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.normal_form import NormalForm, block_tensors
 from isobasin.weights import Weights
 
 NULL_SAMPLES = 8
 QUANTILES = (0.05, 0.5, 0.95)
+STREAM_SWEEPS = 12
+SAME_EMBEDDINGS_THRESHOLD = 0.5  # similarity of embeddings and head; above it their map of the stream is final
+RANK_THRESHOLD = 1e-6  # smallest singular value of their overlap relative to the largest; below it layers take part
+
+Spaces = Sequence[tuple[str, str]]
+Table = tuple[tuple[float, ...], ...]
+
+
+class BlockModel(Protocol):
+    """A model in balanced form, or an unrelated one that was generated from it."""
+
+    @property
+    def arch(self) -> Architecture: ...
+
+    def block(self, space: str) -> Mapping[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class BlockDistance:
+    """‖A − gB‖², ‖A‖² and ‖B‖² of two blocks under the best element g."""
+
+    square: float
+    size_a: float
+    size_b: float
+
+    @property
+    def similarity(self) -> float:
+        """1 − ‖A − gB‖² / (‖A‖² + ‖B‖²): one for equal blocks, about zero for unrelated ones."""
+        return 1 - self.square / max(self.size_a + self.size_b, 1e-300)
+
+    @property
+    def distance(self) -> float:
+        """‖A − gB‖ / ‖A‖."""
+        return (self.square / max(self.size_a, 1e-300)) ** 0.5
+
+
+def total(distances: Iterable[BlockDistance]) -> BlockDistance:
+    """The distance of several blocks taken together."""
+    return BlockDistance(*map(sum, zip(*((d.square, d.size_a, d.size_b) for d in distances))))
+
+
+@dataclass(frozen=True)
+class BlockPair:
+    """One block of each model under A's tensor names, B's with its stream moved to A's."""
+
+    arch: Architecture
+    space: str
+    a: Mapping[str, Tensor]
+    b: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(a: BlockModel, b: BlockModel, space_a: str, space_b: str, stream: Element) -> "BlockPair":
+        """Names of a layer correspond in their order, so that layer 3 can be compared with layer 6."""
+        tensors_b, tensors_a = b.block(space_b), a.block(space_a)
+        action = Action(a.arch, {a.arch.stream.name: stream})
+        moved = {name: action.tensor(name, t) for name, t in zip(tensors_a, tensors_b.values(), strict=True)}
+        folded = {name for norm in a.arch.norms.values() for name in (norm.gain, norm.shift)}
+        # Folded gains are all ones in both models: they would make unrelated models similar.
+        kept = [n for n in moved if n not in folded or not (_is_constant(tensors_a[n]) and _is_constant(moved[n]))]
+        return BlockPair(a.arch, space_a, {n: tensors_a[n] for n in kept}, {n: moved[n] for n in kept})
+
+    def element(self) -> Element | None:
+        """The element of this space that brings B's block closest to A's; None for the stream, which is moved already,
+        and where the space has no group."""
+        group = symmetry(self.arch).groups.get(self.space)
+        place = self.arch.spaces[self.space]
+        if group is None or place.role == "stream":
+            return None
+        found: Element
+        if isinstance(place, HeadSpace):
+            a, b = (
+                attention_matrices(self.arch, place, {n: t.to(torch.float64) for n, t in x.items()})
+                for x in (self.a, self.b)
+            )
+            found = match_heads(a, b, place, stage2="orthogonal").element
+        else:
+            found = group.nearest(overlap(self.arch, self.space, self.a, self.b, self.a, group.identity()))
+        return min((group.identity(), found), key=self.square)
+
+    def square(self, element: Element | None) -> float:
+        moved = self._moved(element)
+        return float(sum((t - moved[name]).square().sum(dtype=torch.float64) for name, t in self.a.items()))
+
+    def _moved(self, element: Element | None) -> Mapping[str, Tensor]:
+        """B's block with its own space moved as well."""
+        if element is None:
+            return self.b
+        action = Action(self.arch, {self.space: element})
+        return {name: action.tensor(name, t) for name, t in self.b.items()}
+
+    def distance(self) -> BlockDistance:
+        sizes = [float(sum(t.square().sum(dtype=torch.float64) for t in x.values())) for x in (self.a, self.b)]
+        return BlockDistance(self.square(self.element()), *sizes)
+
+    def stream_overlap(self, stream: Element) -> Overlap:
+        """The overlap on the stream under the best element of B's own space; `stream` has already acted on b."""
+        inverse = Action(self.arch, {self.arch.stream.name: stream.inverse()})
+        b = {name: inverse.tensor(name, t) for name, t in self._moved(self.element()).items()}
+        return overlap(self.arch, self.arch.stream.name, self.a, b, b, stream, double=True)
+
+
+def _is_constant(vector: Tensor) -> bool:
+    return bool((vector == vector[0]).all())
+
+
+def block_distances(
+    a: BlockModel, b: BlockModel, pairs: Spaces, stream: Element
+) -> dict[tuple[str, str], BlockDistance]:
+    return {(x, y): BlockPair.of(a, b, x, y, stream).distance() for x, y in pairs}
+
+
+def stream_map(a: BlockModel, b: BlockModel, pairs: Spaces) -> tuple[Element, bool]:
+    """The map of B's stream to A's, and whether layers took part in it; `pairs` are the corresponding blocks.
+
+    Layers take part where embeddings and head do not determine a rotation. Otherwise embeddings and head alone
+    decide if they are similar; if not, their map competes with the identity (embeddings may be new while layers are
+    shared), measured on embeddings, head and all attention heads.
+    """
+    space = a.arch.stream
+    identity = group_of(space).identity()
+    if space.kind == "fixed":
+        return identity, False
+    on_embeddings = _embedding_overlap(a, b)
+    found = group_of(space).nearest(on_embeddings)
+    if _is_rank_deficient(space, on_embeddings):
+        return map_by_all_blocks(a, b, pairs), True
+    if BlockPair.of(a, b, space.name, space.name, found).distance().similarity > SAME_EMBEDDINGS_THRESHOLD:
+        return found, False
+    measured = [(space.name, space.name), *((x, y) for x, y in pairs if a.arch.spaces[x].role == "heads")]
+    sums = [sum(d.similarity for d in block_distances(a, b, measured, g).values()) for g in (found, identity)]
+    return identity if sums[1] > sums[0] else found, False
+
+
+def map_by_embeddings(a: BlockModel, b: BlockModel) -> Element:
+    """The map of the stream from embeddings, positions and head alone."""
+    space = a.arch.stream
+    return group_of(space).identity() if space.kind == "fixed" else group_of(space).nearest(_embedding_overlap(a, b))
+
+
+def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
+    """The map of the stream from embeddings, head and all layers.
+
+    Alternates: every layer is matched under the current map of the stream, then the stream given all layers.
+    """
+    space, on_embeddings = a.arch.stream, _embedding_overlap(a, b)
+    best = current = group_of(space).nearest(on_embeddings)
+    least = float("inf")
+    for _ in range(STREAM_SWEEPS):
+        joint, square = on_embeddings, BlockPair.of(a, b, space.name, space.name, current).square(None)
+        for x, y in pairs:
+            pair = BlockPair.of(a, b, x, y, current)
+            square += pair.distance().square
+            joint = joint + pair.stream_overlap(current)
+        if not square < least * (1 - 1e-6):
+            break
+        best, least = current, square
+        current = group_of(space).nearest(joint)
+    return best
+
+
+def _embedding_overlap(a: BlockModel, b: BlockModel) -> Overlap:
+    space = a.arch.stream
+    identity = group_of(space).identity()
+    return BlockPair.of(a, b, space.name, space.name, identity).stream_overlap(identity)
+
+
+def _is_rank_deficient(space: Space, on_embeddings: Overlap) -> bool:
+    if not space.rotates:
+        return False
+    values = torch.linalg.svdvals(on_embeddings.self_dual.to(torch.float64))
+    last = len(values) - 1 - (space.kind == "orthogonal1")
+    return bool(values[last] <= RANK_THRESHOLD * values[0])
+
+
+@dataclass(frozen=True)
+class LayerMatrix:
+    """`heads[i][j]` and `units[i][j]`: layer i of A and layer j of B, as similarities or (`scores`) as scores."""
+
+    heads: Table
+    units: Table
+
+    @property
+    def matrix(self) -> Table:
+        """The mean of heads and units."""
+        return tuple(tuple((h + u) / 2 for h, u in zip(*rows)) for rows in zip(self.heads, self.units))
+
+    @property
+    def best_in_a(self) -> tuple[int, ...]:
+        """For every layer of B the most similar layer of A."""
+        return tuple(column.index(max(column)) for column in zip(*self.matrix))
+
+    @property
+    def best_in_b(self) -> tuple[int, ...]:
+        """For every layer of A the most similar layer of B."""
+        return tuple(row.index(max(row)) for row in self.matrix)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "layers": [list(row) for row in self.matrix],
+            "best_in_a": list(self.best_in_a),
+            "best_in_b": list(self.best_in_b),
+        }
+
+    def pairs(self, a: NormalForm, b: NormalForm) -> list[tuple[str, str]]:
+        """Each layer of the shallower model with the most similar layer of the other, then the remaining blocks."""
+        if len(self.heads) >= len(self.heads[0]):
+            return _block_pairs(a, b, [(i, j) for j, i in enumerate(self.best_in_a)])
+        return _block_pairs(a, b, list(enumerate(self.best_in_b)))
+
+    def scores(self, arch: Architecture, level: Mapping[str, float]) -> "LayerMatrix":
+        """Similarity above that of unrelated models (their mean over the blocks of a role), never below 0."""
+
+        def scored(table: Table, role: str) -> Table:
+            mean = fmean(level[space.name] for space in _layered(arch, role) if space.name in level)
+            return tuple(tuple(max(0.0, score(s, mean)) for s in row) for row in table)
+
+        return LayerMatrix(scored(self.heads, "heads"), scored(self.units, "units"))
+
+
+def score(similarity: float, unrelated: float) -> float:
+    """1 for equal blocks, 0 at the similarity of unrelated ones."""
+    return (similarity - unrelated) / max(1 - unrelated, 1e-300)
+
+
+def layer_similarities(a: NormalForm, b: NormalForm, stream: Element) -> LayerMatrix:
+    """All pairs of layers, given the map between the streams."""
+
+    def table(role: str) -> Table:
+        layers_a, layers_b = ([space.name for space in _layered(model.arch, role)] for model in (a, b))
+        found = block_distances(a, b, [(x, y) for x in layers_a for y in layers_b], stream)
+        return tuple(tuple(found[x, y].similarity for y in layers_b) for x in layers_a)
+
+    return LayerMatrix(table("heads"), table("units"))
+
+
+def pairs_by_depth(a: NormalForm, b: NormalForm) -> list[tuple[str, str]]:
+    """A first guess: layers at the same relative depth, then the remaining blocks."""
+    n, m = (len(_layered(model.arch, "heads")) for model in (a, b))
+    fewer = min(n, m)
+    return _block_pairs(a, b, [(k * n // fewer, k * m // fewer) for k in range(fewer)])
+
+
+def _layered(arch: Architecture, role: str) -> list[Space | HeadSpace]:
+    """The spaces of this role that belong to a layer, in the order of the layers."""
+    return [space for space in arch.spaces.values() if space.layer is not None and space.role == role]
+
+
+def _block_pairs(a: NormalForm, b: NormalForm, layers: Sequence[tuple[int, int]]) -> list[tuple[str, str]]:
+    roles = [[_layered(model.arch, role) for role in ("heads", "units")] for model in (a, b)]
+    found = [(x[i].name, y[j].name) for i, j in layers for x, y in zip(*roles)]
+    others = ([s for s in model.spaces if model.arch.spaces[s].layer is None] for model in (a, b))
+    return [*found, *zip(*others, strict=True)]
+
+
+def check_same_blocks(a: Weights, b: Weights) -> None:
+    """Raise unless both models have the same architecture up to the number of layers."""
+    if a.arch.sizes.n_layers == b.arch.sizes.n_layers:
+        check_comparable(a, b)
+        return
+    remedy = "only models of one architecture, of any depth, can be compared"
+    require_equal("family", a.arch.family, b.arch.family, remedy=remedy)
+    for key, value in vars(replace(a.arch.sizes, n_layers=b.arch.sizes.n_layers)).items():
+        require_equal(key, value, vars(b.arch.sizes)[key], remedy=remedy)
+    require_equal("rotary positions", rotary_settings(a.config), rotary_settings(b.config), remedy=remedy)
+    for space in [a.arch.stream, *(_layered(a.arch, role)[0] for role in ("heads", "units"))]:
+        shapes = [[m.arch.shapes[n] for n in block_tensors(m.arch)[space.name]] for m in (a, b)]
+        what = "embeddings and head" if space.role == "stream" else space.name
+        require_equal(f"tensors of {what}", *shapes, remedy=remedy)
+
+
+def require_equal(what: str, a: object, b: object, *, remedy: str) -> None:
+    """Raise unless A and B agree in this."""
+    if a != b:
+        raise ArchitectureError(f"{what}: A has {a}, B has {b}; {remedy}")
+
+
+# -- the distance ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class NullDistribution:
-    """Scores of unrelated models: how many there are, the seed, and the scores."""
+    """The scores of unrelated models, and the seed they come from."""
 
-    draws: int
     seed: int
     scores: tuple[float, ...]
 
@@ -60,7 +325,7 @@ class NullDistribution:
     def to_dict(self) -> dict[str, object]:
         found = torch.quantile(torch.tensor(self.scores, dtype=torch.float64), torch.tensor(QUANTILES).double())
         quantiles = {f"{q:g}": float(value) for q, value in zip(QUANTILES, found)}
-        return {"draws": self.draws, "seed": self.seed, "quantiles": quantiles, "largest": self.largest}
+        return {"draws": len(self.scores), "seed": self.seed, "quantiles": quantiles, "largest": self.largest}
 
 
 @dataclass(frozen=True)
@@ -83,7 +348,7 @@ class DistanceResult:
 
         An unrelated model would exceed the largest of eight alone with probability 1/9. One sample decides nothing.
         """
-        return self.null.draws > 1 and self.score > 2 * self.null.largest - min(self.null.scores)
+        return len(self.null.scores) > 1 and self.score > 2 * self.null.largest - min(self.null.scores)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin distance`."""
@@ -110,12 +375,12 @@ def distance(
     b: Weights,
     *,
     layers: bool | None = None,
-    draws: int = NULL_SAMPLES,
+    null_samples: int = NULL_SAMPLES,
     seed: int = 0,
     device: torch.device | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> DistanceResult:
-    """Distance modulo symmetry, block by block, with a score and the scores of `draws` unrelated models.
+    """Distance modulo symmetry, block by block, with a score and the scores of `null_samples` unrelated models.
 
     Similarity of a block: s = 1 − ‖A − gB‖²/(‖A‖² + ‖B‖²). Its score: (s − s₀)/(1 − s₀), with s₀ the median over the
     unrelated models; the model's score is the mean over all blocks. Negative scores are reported as 0.
@@ -126,8 +391,10 @@ def distance(
     >>> print(distance(a, b))  # doctest: +SKIP
     score 0.9871, unrelated models score at most 0.0009; distance 0.02137 of ‖A‖ (as stored 1.402)
     """
-    if draws < 1:
-        raise IsobasinError(f"{draws} draws: expected at least 1, the scores of unrelated models come from them")
+    if null_samples < 1:
+        raise IsobasinError(
+            f"{null_samples} null samples: expected at least 1, the scores of unrelated models come from them"
+        )
     check_same_blocks(a, b)
     place = device or torch.device("cpu")
     one, two = NormalForm.for_comparison(a, place), NormalForm.for_comparison(b, place)
@@ -142,11 +409,11 @@ def distance(
 
     def report(done: int) -> None:
         if watch:
-            watch(len(found) + done, len(found) * (1 + draws))
+            watch(len(found) + done, len(found) * (1 + null_samples))
 
     report(0)
     rotated = RotatedModel(two, seed)
-    models = [UnrelatedModel(rotated, seed + k) for k in range(draws)]
+    models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
     null = _null_similarities(one, models, pairs, by_all_blocks, report)
     return _result(a, b, found, null, matrix, seed)
 
@@ -165,7 +432,15 @@ def _result(
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     naive = {space: _naive(a, b, space) for space, other in found if space == other} if same_depth else {}
     rows = [
-        _row(a.arch.spaces[x], b.arch.spaces[y], each, s, naive.get(x))
+        {
+            "layer": a.arch.spaces[x].layer,
+            "other_layer": b.arch.spaces[y].layer,
+            "space": a.arch.spaces[x].label,
+            "naive": naive[x].distance if x in naive else None,
+            "distance": each.distance,
+            "similarity": each.similarity,
+            "score": max(0.0, s),
+        }
         for ((x, y), each), s in zip(found.items(), scores)
     ]
     return DistanceResult(
@@ -173,7 +448,7 @@ def _result(
         total(found.values()).distance,
         total(naive.values()).distance if naive else None,
         tuple(rows),
-        NullDistribution(len(null), seed, tuple(null_scores)),
+        NullDistribution(seed, tuple(null_scores)),
         matrix.scores(a.arch, dict(zip((x for x, _ in found), levels))) if matrix else None,
     )
 
@@ -188,27 +463,15 @@ def _naive(a: Weights, b: Weights, space: str) -> BlockDistance:
     return BlockDistance(square, size, 0.0)
 
 
-def _row(
-    x: Space | HeadSpace, y: Space | HeadSpace, found: BlockDistance, score: float, naive: BlockDistance | None
-) -> dict[str, object]:
-    return {
-        "layer": x.layer,
-        "other_layer": y.layer,
-        "space": x.label,
-        "naive": naive.distance if naive else None,
-        "distance": found.distance,
-        "similarity": found.similarity,
-        "score": max(0.0, score),
-    }
+# -- unrelated models -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RotatedModel:
-    """A model in a random frame of its stream, in which no coordinate is special.
+    """A model in a random frame of its stream, in which no coordinate is special; the block read last is kept.
 
-    A random rotation is expensive, so all unrelated models and all blocks share one. Embeddings and head are not
-    rotated: the map of the stream would undo it. Streams that can not be rotated are left unchanged. The block that was
-    read last is kept.
+    A rotation is expensive, so all unrelated models share one. Embeddings and head are not rotated: the map of the
+    stream would undo it.
     """
 
     model: BlockModel
@@ -247,13 +510,9 @@ class UnrelatedModel:
     def arch(self) -> Architecture:
         return self.model.arch
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {space: number for number, space in enumerate(block_tensors(self.arch))}
-
     def block(self, space: str) -> Mapping[str, Tensor]:
         """Shuffled by an element that depends on the seed and the block."""
-        seed = 1_000_003 * self.seed + self._numbers[space]
+        seed = 1_000_003 * self.seed + list(block_tensors(self.arch)).index(space)
         action = Action(self.arch, {self.arch.stream.name: _shuffles(self.arch.stream).sample(seed=seed)})
         tensors = {name: action.tensor(name, t) for name, t in self.model.block(space).items()}
         if space == self.arch.stream.name:

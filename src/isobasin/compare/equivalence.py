@@ -1,4 +1,4 @@
-"""`equivalent`: do two models compute the same function?
+"""`equivalent`: do two models compute the same function? The answer, the evidence and the reason in words.
 
 The evidence is a transform that brings B to A within rounding, outputs that agree, or an input on which they differ.
 """
@@ -6,6 +6,7 @@ The evidence is a transform that brings B to A within rounding, outputs that agr
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -15,11 +16,27 @@ from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem, check_comparable
 from isobasin.arch.config import Fields
-from isobasin.compare.degenerate import remove_degeneracies
-from isobasin.compare.outputs import CERTAIN_THRESHOLD, OutputComparison, find_witness, probes, worst_input
-from isobasin.compare.residual import Residual, coarsest_precision, dtype_named, perturbed, residuals, rounding_units
-from isobasin.compare.similarity import require_equal
-from isobasin.compare.verdict import Kind, TransformEvidence, Verdict, decide
+from isobasin.compare.degenerate import FailedCondition, failed_conditions, remove_degeneracies
+from isobasin.compare.distance import require_equal
+from isobasin.compare.outputs import (
+    CERTAIN_THRESHOLD,
+    WITNESS_THRESHOLD,
+    ComparedInput,
+    OutputComparison,
+    find_witness,
+    probes,
+    worst_input,
+)
+from isobasin.compare.residual import (
+    RESIDUAL_THRESHOLD,
+    Residual,
+    coarsest_precision,
+    dtype_named,
+    perturbed,
+    residuals,
+    rounding_units,
+    sufficient_precision,
+)
 from isobasin.errors import ArchitectureError
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import Transform
@@ -35,6 +52,99 @@ _INPUT_SETTINGS = (
     ("image size", ("image_size",)),
     ("channels", ("num_channels", "n_channels")),
 )
+Answer = Literal["same", "different", "undecided"]
+Kind = Literal["identity", "group", "larger group", "none"]
+
+
+@dataclass(frozen=True)
+class TransformEvidence:
+    """The transform that leads from B to A and the residuals it leaves, or the reason why there is none.
+
+    `kind`: `identity` (the weights as stored), `group`, or `larger group` (after `steps` removed from both models what
+    their functions ignore; the transform then leads from one normal form to the other).
+    """
+
+    kind: Kind
+    transform: Transform | None = None
+    residuals: tuple[Residual, ...] = ()
+    steps: tuple[str, ...] = ()
+    obstacle: str = ""
+
+    @property
+    def worst(self) -> Residual | None:
+        return max(self.residuals, key=lambda r: r.ratio, default=None)
+
+    @property
+    def fits(self) -> bool:
+        return self.worst is not None and self.worst.ratio <= RESIDUAL_THRESHOLD
+
+    @property
+    def differing_tokens(self) -> tuple[int, ...]:
+        """The rows of embeddings that differ most, of spaces whose residual is above the threshold."""
+        lines = [rows for r in self.residuals if r.ratio > RESIDUAL_THRESHOLD for rows in r.lines.values()]
+        return tuple(dict.fromkeys(row for rows in lines for row in rows))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`same`, `different` or `undecided`, with the reason and the evidence; prints as one sentence."""
+
+    answer: Answer
+    reason: str
+    precision: str
+    evidence: TransformEvidence
+    outputs: ComparedInput  # the input with the largest difference relative to the noise floor
+    n_inputs: int
+    witness: ComparedInput | None = None
+    conditions: tuple[FailedCondition, ...] = ()
+    sufficient_precision: str | None = None
+
+    @property
+    def transform(self) -> Transform | None:
+        """The transform that brings B to A, where there is one."""
+        return self.evidence.transform if self.evidence.fits else None
+
+    @property
+    def largest_residual(self) -> Residual | None:
+        """The space with the largest residual, where the models do not agree."""
+        return None if self.evidence.fits else self.evidence.worst
+
+    @property
+    def first_residual(self) -> Residual | None:
+        """The first space, from the inputs on, whose residual is above the noise floor."""
+        return next((r for r in self.evidence.residuals if r.ratio > RESIDUAL_THRESHOLD), None)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON object of `isobasin equal`."""
+        largest, first = self.largest_residual, self.first_residual
+        return {
+            "verdict": self.answer,
+            "reason": self.reason,
+            "precision": self.precision,
+            "evidence": {
+                "element": self.evidence.kind,
+                "steps": list(self.evidence.steps),
+                "obstacle": self.evidence.obstacle or None,
+                "allowed_ratio": RESIDUAL_THRESHOLD,
+                "residuals": [r.to_dict() for r in self.evidence.residuals],
+                "outputs": {
+                    "difference": self.outputs.difference,
+                    "rounding": self.outputs.rounding,
+                    "ratio": self.outputs.ratio,
+                    "allowed_ratio": WITNESS_THRESHOLD,
+                    "kind": self.outputs.probe.label,
+                    "inputs": self.n_inputs,
+                },
+                "witness": self.witness.to_dict() if self.witness else None,
+                "parts_at": largest.to_dict() if largest else None,
+                "parts_first_at": first.to_dict() if first else None,
+                "conditions": [c.to_dict() for c in self.conditions],
+                "near": self.sufficient_precision,
+            },
+        }
+
+    def __str__(self) -> str:
+        return f"{self.answer}: {self.reason}"
 
 
 def equivalent(
@@ -204,3 +314,83 @@ def refine_transform(a: Weights, b: Weights, transform: Transform, device: torch
     found = descend(problem, start, most=REFINING_SWEEPS).elements
     elements = {name: scales[name][0].inverse() @ g @ scales[name][1] for name, g in found.items()}
     return with_reference_gauge(a, b, whole, elements, device)
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------
+
+
+def decide(
+    a: Weights, b: Weights, evidence: TransformEvidence, compared: list[ComparedInput], precision: str
+) -> Verdict:
+    """`same` if the transform fits and there is no witness, `different` if it does not fit and there is one."""
+    worst, witness = worst_input(compared), find_witness(compared)
+    if evidence.fits and witness is None:
+        reason = _reason_same(evidence, worst, len(compared), precision)
+        return Verdict("same", reason, precision, evidence, worst, len(compared))
+    near = sufficient_precision(evidence.worst.ratio, precision) if evidence.worst and not evidence.fits else None
+    check = witness is None or a.arch.sizes.n_heads != b.arch.sizes.n_heads
+    failed = (*failed_conditions(a, "A"), *failed_conditions(b, "B")) if check else ()
+    answer: Answer = "undecided" if witness is None or evidence.fits else "different"
+    if witness is None:
+        reason = _reason_unproven(evidence, len(compared), failed)
+    elif evidence.fits:
+        reason = (
+            f"tolerance: an element fits, but outputs differ by {worst.difference:.1e} on an input "
+            f"({worst.probe.label}), where rounding makes {worst.rounding:.1e}"
+        )
+    else:
+        reason = _reason_different(a, b, evidence, witness, failed, near)
+    return Verdict(answer, reason, precision, evidence, worst, len(compared), witness, failed, near)
+
+
+def _reason_same(evidence: TransformEvidence, outputs: ComparedInput, n_inputs: int, precision: str) -> str:
+    assert evidence.worst is not None
+    if evidence.kind == "identity" and all(r.distance == 0 for r in evidence.residuals):
+        return "the weights are the same numbers"
+    how = {"identity": "the weights as they are", "group": "an element of the group"}.get(
+        evidence.kind, "an element of a larger group"
+    )
+    return (
+        f"up to rounding of {precision}: {how} brings B to A within {evidence.worst.ratio:.2g} × rounding (allowed "
+        f"{RESIDUAL_THRESHOLD:g}), and outputs differ by at most {outputs.difference:.1e} on {n_inputs} inputs "
+        f"(rounding alone: {outputs.rounding:.1e})"
+    )
+
+
+def _reason_different(
+    a: Weights,
+    b: Weights,
+    evidence: TransformEvidence,
+    witness: ComparedInput,
+    failed: tuple[FailedCondition, ...],
+    near: str | None,
+) -> str:
+    text = (
+        f"outputs differ by {witness.difference:.1e} on an input ({witness.probe.label}), where rounding makes "
+        f"{witness.rounding:.1e}"
+    )
+    worst = evidence.worst
+    if worst is not None:
+        where = f"layer {worst.layer}, {worst.kind}" if worst.layer is not None else worst.kind
+        text += f"; they part at {where} ({worst.tensor}: {worst.ratio:.1e} × rounding)"
+        text += f", {evidence.obstacle}" if evidence.obstacle else ""
+    else:
+        text += f"; {evidence.obstacle}"
+    n_a, n_b = a.arch.sizes.n_heads, b.arch.sizes.n_heads
+    if n_a != n_b and not failed:
+        text += f"; {n_a} and {n_b} heads of full rank with distinct patterns are never the same function"
+    return text + (f"; all of it within {RESIDUAL_THRESHOLD:g} × the rounding of {near}" if near else "")
+
+
+def _reason_unproven(evidence: TransformEvidence, n_inputs: int, failed: tuple[FailedCondition, ...]) -> str:
+    worst = evidence.worst
+    obstacle = evidence.obstacle or (
+        f"no element found (closest: {worst.tensor}, {worst.ratio:.1e} × rounding)" if worst else "no element found"
+    )
+    text = f"outputs agree on {n_inputs} inputs, but {obstacle}"
+    if failed:
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        return f"{text}; the theorem does not apply: {failed[0]}{more}"
+    if evidence.obstacle:
+        return f"{text}; the theorem speaks of models of one shape"
+    return f"{text}; tolerance: the residual is above rounding, the outputs do not show it"

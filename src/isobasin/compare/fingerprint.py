@@ -21,8 +21,7 @@ from torch import Tensor
 
 from isobasin.alignment.problem import rotary_settings
 from isobasin.arch import Axis, HeadSpace, Space
-from isobasin.compare.canonical import pair_weights
-from isobasin.compare.stream_frame import fixed_numbers, stream_rows
+from isobasin.compare.canonical import fixed_numbers, pair_weights, stream_rows
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
@@ -50,7 +49,9 @@ class Fingerprint:
     entries: tuple[int, ...]
 
     def __str__(self) -> str:
-        return ".".join((VERSION, self.family, self.digest, "".join(map(_encode, self.entries))))
+        digits = (divmod(entry + _HALF, len(_DIGITS)) for entry in self.entries)
+        text = "".join(_DIGITS[high] + _DIGITS[low] for high, low in digits)
+        return ".".join((VERSION, self.family, self.digest, text))
 
     @staticmethod
     def read(text: str) -> "Fingerprint":
@@ -67,8 +68,9 @@ class Fingerprint:
                 f"fingerprint {text.strip()[:40]}…: found {len(body)} characters of entries, expected {2 * COUNT} "
                 "letters, digits, - or _; it was cut or changed: make it again"
             )
-        pairs = (body[k : k + 2] for k in range(0, len(body), 2))
-        return Fingerprint(parts[1], parts[2], tuple(_decode(pair) for pair in pairs))
+        numbers = list(map(_DIGITS.index, body))
+        entries = (high * len(_DIGITS) + low - _HALF for high, low in zip(numbers[::2], numbers[1::2]))
+        return Fingerprint(parts[1], parts[2], tuple(entries))
 
     def steps(self, other: "Fingerprint") -> tuple[int, ...]:
         """The difference of each entry in quanta; empty if the two models have different shapes or settings."""
@@ -80,15 +82,6 @@ class Fingerprint:
         """Whether both can belong to one orbit: the same shape, and no entry more than one quantum away."""
         steps = self.steps(other)
         return bool(steps) and max(steps) <= 1
-
-
-def _encode(entry: int) -> str:
-    high, low = divmod(entry + _HALF, len(_DIGITS))
-    return _DIGITS[high] + _DIGITS[low]
-
-
-def _decode(pair: str) -> int:
-    return _DIGITS.index(pair[0]) * len(_DIGITS) + _DIGITS.index(pair[1]) - _HALF
 
 
 def fingerprint(weights: Weights) -> Fingerprint:

@@ -5,7 +5,7 @@ which the outputs differ by far more than rounding explains is a witness that th
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +15,16 @@ from torch.overrides import TorchFunctionMode
 
 from isobasin.compare.residual import perturbed, rounding_units
 from isobasin.errors import ArchitectureError
-from isobasin.runtime import Inputs, module_of, places, pretrained_class, random_inputs, run_module
+from isobasin.runtime import (
+    Inputs,
+    max_length,
+    module_of,
+    places,
+    pretrained_class,
+    random_inputs,
+    run_module,
+    vocabulary_size,
+)
 from isobasin.views import trim_heap
 from isobasin.weights import Weights
 
@@ -27,7 +36,6 @@ SEARCH_ROUNDS, SEARCH_VARIANTS = 12, 4
 MAX_PRINTED = 4096  # numbers of an input in JSON
 USUAL_LENGTH, MAX_LENGTH = 16, 256  # tokens
 MAX_OPERATIONS = 2.0e11  # multiplications that one long input may cost
-_POSITIONS = ("n_positions", "max_position_embeddings")
 
 
 # Inputs
@@ -73,14 +81,11 @@ def _variant(probe: Probe, weights: Weights, rng: torch.Generator) -> Probe:
 
 
 def _max_length(weights: Weights) -> int:
-    """The number of tokens that the model can read according to its config, at most MAX_LENGTH."""
-    found = [int(weights.config[k]) for k in _POSITIONS if weights.config.get(k)]
-    return min([MAX_LENGTH, *found])
+    return min(MAX_LENGTH, max_length(weights) or MAX_LENGTH)
 
 
 def _vocabulary(weights: Weights) -> int:
-    config = weights.config
-    return int(config.get("vocab_size") or config.get("d_vocab") or 2)
+    return vocabulary_size(weights) or 2
 
 
 def _token_probes(weights: Weights, seed: int, brief: bool) -> list[Probe]:
@@ -153,7 +158,10 @@ class Runner:
             if not self.streamed or self._refuses_batches:
                 return [run_module(self.weights, self.module, each)[0] for each in inputs]
             found: dict[int, Tensor] = {}
-            for chosen in _by_shape(inputs):
+            by_shape: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
+            for number, each in enumerate(inputs):
+                by_shape.setdefault(tuple((key, x.shape) for key, x in each.items()), []).append(number)
+            for chosen in by_shape.values():
                 batch = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
                 found |= dict(zip(chosen, run_module(self.weights, self.module, batch)))
                 trim_heap()
@@ -164,14 +172,6 @@ class Runner:
         """Whether this is a classifier without a padding token: transformers refuses several inputs at once."""
         is_classifier = any(name.startswith("score") for name in self.weights)
         return is_classifier and self.weights.config.get("pad_token_id") is None
-
-
-def _by_shape(inputs: Sequence[Inputs]) -> list[list[int]]:
-    """The indices of the inputs, grouped by shape."""
-    groups: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
-    for number, each in enumerate(inputs):
-        groups.setdefault(tuple((key, x.shape) for key, x in each.items()), []).append(number)
-    return list(groups.values())
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -187,7 +187,10 @@ class _EmptyOnMeta(TorchFunctionMode):
 def _streamed_module(weights: Weights) -> nn.Module:
     """The transformers class that config.json names, in float32; hooks read the weights of a module before it runs and
     drop them afterwards."""
-    model = _module_on_meta(weights)
+    kind, config, options = pretrained_class(weights)
+    with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
+        model: nn.Module = kind._from_config(config, attn_implementation="eager", dtype=torch.float32, **options)
+    model.config.use_cache = False  # type: ignore[union-attr]
     model.requires_grad_(False)
     sources = _source_tensors(weights, model)
     for prefix, module in model.named_modules():
@@ -197,14 +200,6 @@ def _streamed_module(weights: Weights) -> nn.Module:
             module.register_forward_pre_hook(partial(_load_parameters, weights, names))
             module.register_forward_hook(_drop_parameters)
     return model.eval()
-
-
-def _module_on_meta(weights: Weights) -> nn.Module:
-    kind, config, options = pretrained_class(weights)
-    with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
-        model: nn.Module = kind._from_config(config, attn_implementation="eager", dtype=torch.float32, **options)
-    model.config.use_cache = False  # type: ignore[union-attr]
-    return model
 
 
 def _source_tensors(weights: Weights, model: nn.Module) -> dict[str, str]:
@@ -240,8 +235,8 @@ class ComparedInput:
     """One input: both outputs (flat), their largest difference and the noise floor, both relative to A's largest."""
 
     probe: Probe
-    a: Tensor
-    b: Tensor
+    a: Tensor = field(repr=False)
+    b: Tensor = field(repr=False)
     difference: float
     rounding: float
 

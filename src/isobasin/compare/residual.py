@@ -1,13 +1,10 @@
 """Residual of the weights: how far aligned B is from A, relative to what rounding of the stored types can cause.
 
 Storing a weight in its type changes it by a relative error of at most u: 2⁻²⁴ for float32, 2⁻¹¹ for float16, 2⁻⁸ for
-bfloat16. How far that moves an aligned weight or an output depends on the transform and on the model, so it is not
-derived but measured, on models whose weights are perturbed by this much at random.
-
-The transform that leads from B to A amplifies B's rounding by its condition number, so no fixed tolerance is right.
-Instead B is perturbed by the rounding of its stored type and moved by the same transform. The change, together with A's
-own rounding, is the noise floor. Residuals are given in multiples of it, per tensor and also per row and column, so
-that a change to the embedding of one token is not hidden by the others.
+bfloat16. The transform that leads from B to A amplifies B's rounding by its condition number, so no fixed tolerance is
+right. Instead B is perturbed at random by the rounding of its stored type and moved by the same transform. The change,
+together with A's own rounding, is the noise floor. Residuals are given in multiples of it, per tensor and also per row
+and column, so that a change to the embedding of one token is not hidden by the others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -131,24 +128,18 @@ def residuals(
     `perturbed_transform` is the transform found for perturbed B: the noise floor then also includes the uncertainty of
     the transform itself.
     """
-    other = perturbed_transform or transform
-    pair = _AlignedPair(
-        a, b, transform, other, rounding_units(a, precision), rounding_units(b, precision), seed, device
-    )
+    units_a, units_b = (rounding_units(model, precision) for model in (a, b))
+    pair = _AlignedPair(a, b, transform, perturbed_transform or transform, units_a, units_b, seed, device)
+    blocks = block_tensors(a.arch)
+    moved = {name for names in blocks.values() for name in names}
+    blocks[OUTPUTS] = tuple(n for n, p in a.arch.tensors.items() if not p.buffer and n not in moved)
     found = []
-    for name, names in _tensors_by_space(a).items():
+    for name, names in blocks.items():
         space = a.arch.spaces.get(name)
         kind, layer = (space.label, space.layer) if space else (name, None)
         if names:
             found.append(_space_residual(kind, layer, {n: _tensor_residual(pair, n) for n in names}))
     return tuple(found)
-
-
-def _tensors_by_space(a: Weights) -> dict[str, tuple[str, ...]]:
-    """Tensors by the space they belong to; biases, gains and shifts of a layer belong to that layer."""
-    found = block_tensors(a.arch)
-    seen = {name for names in found.values() for name in names}
-    return {**found, OUTPUTS: tuple(n for n, p in a.arch.tensors.items() if not p.buffer and n not in seen)}
 
 
 @dataclass(frozen=True)
@@ -173,17 +164,12 @@ def _tensor_residual(pair: "_AlignedPair", name: str) -> _TensorResidual:
     for axis, (squares, floors) in enumerate(by_line):
         if len(shape) < 2 or prod(shape) // max(1, shape[axis]) < MIN_LINE_LENGTH:
             continue
-        ratios = _line_ratios(squares, floors)
+        # The noise floor of a nearly empty row or column is at least a tenth of the mean.
+        ratios = (squares / floors.clamp(min=max(0.1 * float(floors.mean()), 1e-300))).sqrt()
         ratio = max(ratio, float(ratios.max()) / LINE_FACTOR)
         if axis == 0 and not pattern.roles[0].axes[0].terms:
             lines = tuple(ratios.topk(min(4, len(ratios))).indices.tolist())
     return _TensorResidual(residual, floor, size, ratio, lines, len(shape) > 1)
-
-
-def _line_ratios(squares: Tensor, floors: Tensor) -> Tensor:
-    """Per row or column; the noise floor of a nearly empty one is at least a tenth of the mean."""
-    least = 0.1 * float(floors.mean())
-    return (squares / floors.clamp(min=max(least, 1e-300))).sqrt()
 
 
 def _space_residual(kind: str, layer: int | None, found: Mapping[str, _TensorResidual]) -> Residual:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from isobasin.errors import IsobasinError
+from isobasin.path.evaluation import to_device
 from isobasin.runtime import module_of, vocabulary_size
 from isobasin.shapes import Int
 from isobasin.tasks import IGNORED, Batch, Task
@@ -59,12 +60,7 @@ class BatchSampler:
         return replace(batch, inputs=batch.inputs | {"pixel_values": changed})
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    moved = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
-    return Batch(moved, batch.targets.to(device), batch.n_bytes)
-
-
-def split_held_out(task: Task, *, most: int = MAX_HELD_OUT) -> tuple[Task, Task]:
+def split_held_out(task: Task) -> tuple[Task, Task]:
     """A task to learn from and one to evaluate on: a tenth of the samples; no sample is in both.
 
     For text these are the last windows, so that no held-out window lies between two training windows. Labelled samples
@@ -75,7 +71,7 @@ def split_held_out(task: Task, *, most: int = MAX_HELD_OUT) -> tuple[Task, Task]
         raise IsobasinError(
             f"{task.source}: {n} sample is too little to hold some out, expected 2 or more; give --held-out data"
         )
-    count = min(max(1, n // HELD_OUT_SHARE), most)
+    count = min(max(1, n // HELD_OUT_SHARE), MAX_HELD_OUT)
     if task.kind in ("lm", "mlm"):
         chosen = set(range(n - count, n))
     else:
@@ -107,10 +103,7 @@ def _subset(task: Task, chosen: set[int], *, keep: bool) -> Task:
 
 
 def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
-    """The same samples in batches of about `size`: one sample of each batch would be measured in hundreds of batches.
-
-    Only samples of the same shape are joined.
-    """
+    """The same samples in batches of about `size`; only samples of the same shape are joined."""
     waiting: dict[tuple[object, ...], list[Batch]] = {}
     for batch in batches:
         shape = (*((name, t.shape[1:]) for name, t in batch.inputs.items()), batch.targets.shape[1:])
@@ -161,11 +154,9 @@ class GeneratedText:
         length = window_length([a, b], self.length)
         coder = open_tokenizer([a, b], self.tokenizer)
         prefix = list(coder.frame("a")[0]) if coder else []  # the tokens that the tokenizer puts before every text
+        options: dict[str, Any] = {"prefix": prefix, "seed": self.seed, "device": device}
         each = [
-            generate(
-                m, -(-windows // 2), length, prefix=prefix, seed=self.seed, purpose=f"{purpose} {k}", device=device
-            )
-            for k, m in enumerate((a, b))
+            generate(m, -(-windows // 2), length, purpose=f"{purpose} {k}", **options) for k, m in enumerate((a, b))
         ]
         rows = torch.stack(each, 1).flatten(0, 1)[:windows]  # alternating: every batch has as much of A as of B
         settings = {"seq_len": length, "batch_size": self.batch_size, "seed": self.seed, "temperature": 1.0}
@@ -217,10 +208,7 @@ def generate(
 
 
 def _next_logits(module: nn.Module, *, cached: bool) -> Callable[[Tensor], Tensor]:
-    """Token ids to the logits of the next token.
-
-    A transformers model caches keys and values and reads only the new tokens; the project's own model has no cache.
-    """
+    """Token ids to the logits of the next token; with a cache of keys and values the model reads only new tokens."""
     cache: Any = None
     seen = 0
 

@@ -14,8 +14,7 @@ from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.learn.data import Augment, split_held_out
-from isobasin.learn.distributed import ProcessGroup, SingleProcess
-from isobasin.learn.path_loss import HeldOutEvaluator
+from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, ProcessGroup
 from isobasin.learn.trainer import OnProgress, TrainConfig, learn
 from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import SCOPES, Symmetry, symmetry
@@ -66,16 +65,27 @@ class LearnedMatching(TrainConfig):
     augment: Augment | None = None
     seed: int = 0
     resume: ResumeStore | None = field(default=None, repr=False, compare=False)
-    processes: ProcessGroup | None = field(default=None, repr=False, compare=False)
+    processes: ProcessGroup = field(default=SINGLE_PROCESS, repr=False, compare=False)
     on_step: OnProgress | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
-        _check_scope(self.scope, self.init)
+        if self.scope not in SCOPES:
+            raise IsobasinError(f"scope {self.scope!r} is unknown, expected one of {', '.join(SCOPES)}")
+        if self._init.scope != self.scope:
+            raise IsobasinError(
+                f"learning has the scope {self.scope}, its start {self._init.scope}; expected the same for both"
+            )
+
+    @property
+    def _init(self) -> Matcher:
+        return self.init or WeightMatching(scope=self.scope)
 
     def cache_key(self) -> dict[str, Any]:
         """Every setting that the result depends on, apart from the data, as plain data."""
-        return _cache_key(self, self.scope, self.init, self.seed)
+        settings = {f.name: getattr(self, f.name) for f in fields(TrainConfig)} | {"autocast": str(self.autocast)}
+        settings["rate"] = settings.pop("lr")  # the name in resume files
+        return {"scope": self.scope, "start": repr(self._init), "lessons": settings, "seed": self.seed}
 
     @property
     def fixed_basis(self) -> bool:
@@ -85,23 +95,19 @@ class LearnedMatching(TrainConfig):
         return self
 
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> LearnedAlignment:
-        """Move B within its symmetries to where the path from A is low.
-
-        On held-out data the result is never worse than B as it is, nor than the starting point.
-        """
-        device, processes = options.device, self.processes or SingleProcess()
+        """On held-out data the result is never worse than B as it is, nor than the starting point."""
+        device = options.device
         resume = NullResumeStore() if self.resume is None else self.resume  # an empty store is false
         task, held_out = (self.task, self.held_out) if self.held_out is not None else split_held_out(self.task)
         part, mixture = symmetry(b.arch).scoped(self.scope), FlatModel.of(a, device)
-        evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), held_out, self.check_points, processes)
+        evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), held_out, self.check_points, self.processes)
 
         def measured(name: Kept, transform: Transform) -> _Candidate:
             end = mixture.vector(transform.apply(b, device=device))
             return _Candidate(name, transform, *evaluator.barrier_and_mean(end))
 
-        init = self.init or WeightMatching(scope=self.scope)
         naive = measured("naive", Transform(b.arch.family, dict(b.arch.spaces)))
-        start = measured("start", _start(b, a, part, init, resume, device))
+        start = measured("start", _start(b, a, part, self._init, resume, device))
         first = _best([naive, start]).transform.elements
         learned = learn(
             a,
@@ -116,7 +122,7 @@ class LearnedMatching(TrainConfig):
             augment=self.augment,
             on_progress=self.on_step,
             resume=resume,
-            processes=processes,
+            processes=self.processes,
         )
         # The gauge of A, but not the unit scales that are nearest to A's: they were learned.
         in_gauge = with_reference_gauge(a, b, part, learned.elements, device)
@@ -133,19 +139,6 @@ class LearnedMatching(TrainConfig):
             held_out_source=held_out.source,
             losses=learned.losses,
         )
-
-
-def _check_scope(scope: str, init: Matcher | None) -> None:
-    if scope not in SCOPES:
-        raise IsobasinError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
-    if init is not None and init.scope != scope:
-        raise IsobasinError(f"learning has the scope {scope}, its start {init.scope}; expected the same for both")
-
-
-def _cache_key(config: TrainConfig, scope: str, init: Matcher | None, seed: int) -> dict[str, Any]:
-    settings = {f.name: getattr(config, f.name) for f in fields(TrainConfig)} | {"autocast": str(config.autocast)}
-    settings["rate"] = settings.pop("lr")  # the name in resume files
-    return {"scope": scope, "start": repr(init or WeightMatching(scope=scope)), "lessons": settings, "seed": seed}
 
 
 def _start(

@@ -1,4 +1,4 @@
-"""The parameters that learning moves: those of every continuous group of a symmetry.
+"""What learning moves: the parameters of every continuous group of a symmetry.
 
 Each group says how its elements depend on unconstrained parameters (`Group.parametrised`): rotations are the Cayley map
 of a skew matrix, GL is I + X, rotary pairs are exp(a + ib), unit scales are exp(x). For all values of the parameters
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from isobasin.groups import Element, Monomial
+from isobasin.groups import Element
 from isobasin.symmetries import Symmetry
 
 Tensors = Mapping[str, Tensor]
@@ -47,13 +47,6 @@ class GroupParameters:
             doubled = {name: tensor.double() for name, tensor in self._parameters[space].items()}
             found[space] = group.element({name: t.cpu() for name, t in group.parametrised(doubled).items()})
         return found
-
-    @torch.no_grad()
-    def permute(self, moves: Mapping[str, Monomial]) -> None:
-        """Permute the units of some spaces together with the scales they have learned."""
-        for space, g in moves.items():
-            for tensor in self._parameters.get(space, {}).values():
-                tensor.copy_(tensor[g.index.to(tensor.device)])
 
     def state(self) -> dict[str, Tensor]:
         """All parameters by name, as a resume file holds them."""

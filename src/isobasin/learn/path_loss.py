@@ -1,10 +1,17 @@
-"""The loss on the path from A to a moved B: differentiable for training, and the held-out barrier."""
+"""The loss on the path from A to a moved B: differentiable for training, and the held-out barrier.
+
+Several processes can learn one element together. Every process draws the same orders and path points and holds the same
+parameters; only the batches differ. Gradients are averaged.
+"""
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +19,9 @@ from torch import Tensor, nn
 
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element
-from isobasin.learn.data import regroup, to_device
-from isobasin.learn.distributed import ProcessGroup, SingleProcess
+from isobasin.learn.data import regroup
 from isobasin.path.curve import barrier, grid
-from isobasin.path.evaluation import FlatModel
+from isobasin.path.evaluation import FlatModel, to_device
 from isobasin.runtime import logits, module_of, places
 from isobasin.symmetries import Symmetry
 from isobasin.symmetries.action import Action
@@ -23,6 +29,44 @@ from isobasin.symmetries.normal_form import to_normal_form
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.tasks.datasets import ACCELERATOR_BATCHES
 from isobasin.weights import Weights
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """The processes of one run, seen from one of them; `accelerator` connects them if they are several."""
+
+    rank: int = 0
+    size: int = 1
+    accelerator: Any = None
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, the same in each of them."""
+        return tensor if self.accelerator is None else self.accelerator.reduce(tensor, reduction="sum")
+
+
+SINGLE_PROCESS = ProcessGroup()
+
+
+def current_group(device: torch.device) -> ProcessGroup:
+    """The process group of this run, from the environment that `accelerate launch` or `torchrun` sets."""
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        return SINGLE_PROCESS
+    try:
+        accelerate = import_module("accelerate")
+    except ImportError as error:
+        raise IsobasinError("several processes need the package accelerate: pip install accelerate") from error
+    found = accelerate.Accelerator(cpu=device.type == "cpu")
+    return ProcessGroup(found.process_index, found.num_processes, found)
+
+
+def average_gradients(group: ProcessGroup, parameters: Sequence[Tensor], n: int) -> None:
+    """Replace each gradient by its sum over all processes, divided by n; one message for all parameters."""
+    held = [p for p in parameters if p.grad is not None]
+    if not held:
+        return
+    flat = group.all_reduce_sum(torch.cat([p.grad.flatten() for p in held if p.grad is not None])) / n
+    for parameter, part in zip(held, flat.split([p.numel() for p in held])):
+        parameter.grad = part.view_as(parameter)
 
 
 @dataclass(frozen=True)
@@ -60,10 +104,6 @@ class LinearPath:
     def device(self) -> torch.device:
         return next(iter(self.a.values())).device
 
-    def rebased(self, elements: Mapping[str, Element]) -> "LinearPath":
-        """The path to B moved by these elements."""
-        return replace(self, b={name: tensor.contiguous() for name, tensor in self.moved(elements).items()})
-
     def moved(self, elements: Mapping[str, Element]) -> dict[str, Tensor]:
         """B's tensors moved by these elements."""
         action = Action(self.reference.arch, elements)
@@ -74,7 +114,8 @@ class LinearPath:
     ) -> Tensor:
         """Mean loss of a batch at (1−λ)·A + λ·moved."""
         mixed = {f"model.{self.places[name]}": torch.lerp(start, moved[name], lam) for name, start in self.a.items()}
-        with _precision(self.device, autocast):
+        # Autocast without its cache: every tensor is new at every step, and a CUDA graph must not hold cached casts.
+        with torch.autocast(self.device.type, autocast, cache_enabled=False) if autocast else nullcontext():
             said = torch.func.functional_call(_Logits(self.reference, self.module), mixed, (batch.inputs,))
         return F.cross_entropy(said.float().flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED)
 
@@ -97,21 +138,14 @@ class _Logits(nn.Module):
         return logits(self.like, self.model, inputs)
 
 
-def _precision(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Autocast without its cache: every tensor is new at every step, and a CUDA graph must not hold cached casts."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
-
-
 class HeldOutEvaluator:
     """Measures the barrier of lines from one model, in float32, on the same held-out data each time."""
 
     def __init__(
-        self, mixture: FlatModel, start: Tensor, task: Task, n_points: int, processes: ProcessGroup | None = None
+        self, mixture: FlatModel, start: Tensor, task: Task, n_points: int, processes: ProcessGroup = SINGLE_PROCESS
     ) -> None:
-        self._mixture, self._start, self._lambdas = mixture, start, grid(n_points)
-        self._processes = processes or SingleProcess()
-        share = islice(task, self._processes.rank, None, self._processes.size)
-        batches = [to_device(batch, start.device) for batch in share]
+        self._mixture, self._start, self._lambdas, self._processes = mixture, start, grid(n_points), processes
+        batches = [to_device(batch, start.device) for batch in islice(task, processes.rank, None, processes.size)]
         if batches and start.device.type != "cpu":
             batches = list(regroup(batches, ACCELERATOR_BATCHES * len(batches[0])))
         self._batches = batches
@@ -119,15 +153,12 @@ class HeldOutEvaluator:
         if math.isnan(self._start_loss):
             raise IsobasinError(f"{task.source}: A has no finite loss there; expected data that A can be measured on")
 
-    def barrier(self, end: Tensor, end_loss: float | None = None) -> float:
-        """The barrier of the line to `end`; infinite if a point has no finite loss.
+    def barrier_and_mean(self, end: Tensor, end_loss: float | None = None) -> tuple[float, float]:
+        """The barrier of the line to `end`, and the mean loss over it, which ranks lines without a barrier; both are
+        infinite if a point has no finite loss.
 
         Give `end_loss` where it is known: moving B within its symmetries does not change it.
         """
-        return self.barrier_and_mean(end, end_loss)[0]
-
-    def barrier_and_mean(self, end: Tensor, end_loss: float | None = None) -> tuple[float, float]:
-        """The barrier, and the mean loss over the line, which ranks lines without a barrier."""
         last = self.loss(end) if end_loss is None else end_loss
         losses = [self._start_loss, *(self.loss(end, lam) for lam in self._lambdas[1:-1]), last]
         found = barrier(self._lambdas, losses).height
@@ -137,7 +168,7 @@ class HeldOutEvaluator:
     def loss(self, end: Tensor, lam: float = 1.0) -> float:
         """The mean loss at one point of the line to `end`."""
         torch.lerp(self._start, end, lam, out=self._mixture.buffer)
-        sums = self._mixture.score(self._batches)
+        sums = self._mixture.metric_sums(self._batches)
         mine = torch.tensor([sums.loss, sums.count] if sums else [0.0, 0.0], dtype=torch.float64)
         loss, count = self._processes.all_reduce_sum(mine.to(self._start.device)).tolist()
         if not count:

@@ -15,15 +15,15 @@ from isobasin.alignment.align import Matcher, align
 from isobasin.alignment.problem import check_comparable
 from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
-from isobasin.merging.mean import held_if_small, mean_of, spread_of, squared_distance
 from isobasin.merging.recipe import MAX_ROUNDS, check_reference
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import Transform, Value
-from isobasin.views import AsFloat64
+from isobasin.views import AsFloat64, Change, View
 from isobasin.weights import Weights
 
 MIN_DECREASE = 1e-6  # the rounds end with one that lowers the objective by a smaller share
 ROUNDING = 1e-12  # an objective below this share of ‖mean‖² is rounding error
+MAX_HELD = 2**27  # numbers of all models together, up to which moved models are held in memory (in float64)
 
 Aligner = Callable[[Weights, Weights], Alignment]  # (moving, reference)
 Watch = Callable[[int, int], None]
@@ -58,14 +58,14 @@ class JointAlignment:
         return max(1, len(self.history))
 
     @cached_property
-    def moved(self) -> tuple[Weights, ...]:
+    def transported(self) -> tuple[Weights, ...]:
         """Every model in the common frame, computed when a tensor is read; the functions are unchanged."""
         return tuple(_applied(t, m, self.device) for t, m in zip(self.transforms, self.models))
 
     @property
     def mean(self) -> Weights:
         """The mean of the models in the common frame, computed when a tensor is read."""
-        return mean_of(self.moved)
+        return mean_of(self.transported)
 
     def between(self, i: int, j: int) -> Transform:
         """Tⱼ⁻¹ Tᵢ: takes model i to model j, in the gauge of j (its gains and free biases).
@@ -88,7 +88,7 @@ class JointAlignment:
         """
         free = symmetry(self.models[0].arch).coordinates
         named = dict.fromkeys(name for t in self.transforms for name in t.gauge)
-        usable = [n for n in named if all(free[n].usable(AsFloat64(m)) for m in (*self.models, *self.moved))]
+        usable = [n for n in named if all(free[n].usable(AsFloat64(m)) for m in (*self.models, *self.transported))]
         values = [{name: self._value(k, name) for name in usable} for k in range(len(self.models))]
         # A norm may have only a gain in one model, and gain and shift in another: only what all have is set.
         rows = {name: min(_rows(v[name].before) for v in values) for name in usable}
@@ -101,7 +101,7 @@ class JointAlignment:
         if name in self.transforms[k].gauge:
             return self.transforms[k].gauge[name]
         coordinate = symmetry(self.models[k].arch).coordinates[name]
-        before, after = (coordinate.read(AsFloat64(m)).cpu() for m in (self.models[k], self.moved[k]))
+        before, after = (coordinate.read(AsFloat64(m)).cpu() for m in (self.models[k], self.transported[k]))
         return _cut(Value(before, after), min(_rows(before), _rows(after)))
 
     def __str__(self) -> str:
@@ -138,7 +138,19 @@ def align_many(
     >>> many.between(1, 2).apply(b)  # b aligned to c  # doctest: +SKIP
     """
     models = tuple(models)
-    _check(models, to, rounds, matcher, aligner)
+    if len(models) < 2:
+        raise IsobasinError(f"{len(models)} model to align: expected two or more")
+    check_reference(to, len(models))
+    if rounds < 1:
+        raise IsobasinError(f"rounds {rounds}: expected 1 or more")
+    if (matcher is None) == (aligner is None):
+        raise IsobasinError("align_many takes a matcher or an aligner, expected one of the two")
+    if aligner is not None and to == "mean":
+        raise IsobasinError(
+            "align to the mean: what lowers losses need not come nearer, and a mean needs that; give a model's number"
+        )
+    for model in models[1:]:
+        check_comparable(models[0], model)
     reference = to if isinstance(to, int) else 0
     matchers = [
         None if i == reference or matcher is None else matcher.prepared(models[reference], m)
@@ -164,28 +176,6 @@ def align_many(
     return _to_mean(aligned, matchers, align_one, rounds) if to == "mean" else aligned
 
 
-def _check(
-    models: tuple[Weights, ...],
-    to: int | str,
-    rounds: int,
-    matcher: Matcher | None,
-    aligner: Aligner | None,
-) -> None:
-    if len(models) < 2:
-        raise IsobasinError(f"{len(models)} model to align: expected two or more")
-    check_reference(to, len(models))
-    if rounds < 1:
-        raise IsobasinError(f"rounds {rounds}: expected 1 or more")
-    if (matcher is None) == (aligner is None):
-        raise IsobasinError("align_many takes a matcher or an aligner, expected one of the two")
-    if aligner is not None and to == "mean":
-        raise IsobasinError(
-            "align to the mean: what lowers losses need not come nearer, and a mean needs that; give a model's number"
-        )
-    for model in models[1:]:
-        check_comparable(models[0], model)
-
-
 def _to_mean(
     first: JointAlignment,
     matchers: Sequence[Matcher | None],
@@ -199,10 +189,14 @@ def _to_mean(
     """
     assert first.scope is not None
     models, names = first.models, sorted(symmetry(first.models[0].arch).scoped(first.scope).tensors)
-    transforms, moved = list(first.transforms), [held_if_small(m, len(models)) for m in first.moved]
-    spread = spread_of(moved, names)
-    history = [spread.total]
-    while len(history) < rounds and spread.total > ROUNDING * spread.norm:
+
+    def held(model: Weights) -> Weights:
+        return model.held(model) if len(models) * model.n_params <= MAX_HELD else model
+
+    transforms, moved = list(first.transforms), [held(m) for m in first.transported]
+    squares, norm = _squares_from_mean(moved, names)
+    history = [sum(squares)]
+    while len(history) < rounds and history[-1] > ROUNDING * norm:
         mean = mean_of(moved)
         for i in range(1, len(models)):
             matcher = matchers[i]
@@ -210,15 +204,53 @@ def _to_mean(
                 new = align_one(i, models[i], mean).transform
             else:
                 new = align_one(i, moved[i], mean).transform.compose(transforms[i], mean.arch)
-            there = held_if_small(_applied(new, models[i], first.device), len(models))
-            if squared_distance(there, mean, names) < squared_distance(moved[i], mean, names):
+            there = held(_applied(new, models[i], first.device))
+            if _squared_distance(there, mean, names) < _squared_distance(moved[i], mean, names):
                 transforms[i], moved[i] = new, there
-        spread = spread_of(moved, names)
-        history.append(spread.total)
+        squares, norm = _squares_from_mean(moved, names)
+        history.append(sum(squares))
         if history[-2] - history[-1] <= MIN_DECREASE * history[-2]:
             break
-    distances = tuple(map(Distance, spread_of(models, names).distances, spread.distances))
+    before, after = (
+        [(square / max(size, 1e-300)) ** 0.5 for square in each]
+        for each, size in (_squares_from_mean(models, names), (squares, norm))
+    )
+    distances = tuple(map(Distance, before, after))
     return replace(first, transforms=tuple(transforms), distances=distances, history=tuple(history))
+
+
+def mean_of(models: Sequence[Weights]) -> Weights:
+    """The mean model in float64, computed when a tensor is read; buffers are those of the first model."""
+    first, models = models[0], tuple(models)
+
+    def mean(name: str) -> Change:
+        return lambda _: _mean([_float64(model, name) for model in models])
+
+    changes = {name: mean(name) for name in first if not first.arch.tensors[name].buffer}
+    return replace(first, tensors=View(first, changes), checkpoint=None, changed=frozenset(changes), exact=False)
+
+
+def _float64(model: Weights, name: str) -> Tensor:
+    return AsFloat64(model)[name].cpu()
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    return sum(tensors[1:], tensors[0]) / len(tensors)
+
+
+def _squares_from_mean(models: Sequence[Weights], names: Sequence[str]) -> tuple[list[float], float]:
+    """The squared distance of each model from their mean, and the squared norm of the mean, over these tensors."""
+    squares, norm = [0.0] * len(models), 0.0
+    for name in names:
+        tensors = [_float64(model, name) for model in models]
+        mean = _mean(tensors)
+        squares = [s + float((t - mean).square().sum()) for s, t in zip(squares, tensors)]
+        norm += float(mean.square().sum())
+    return squares, norm
+
+
+def _squared_distance(a: Weights, b: Weights, names: Sequence[str]) -> float:
+    return sum(float((_float64(a, name) - _float64(b, name)).square().sum()) for name in names)
 
 
 def _identity(model: Weights) -> Transform:

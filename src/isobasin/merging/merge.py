@@ -149,7 +149,7 @@ def merge(
     >>> merge([a, b]).save("runs/merged")  # doctest: +SKIP
     """
     models = tuple(models)
-    recipe = MergeRecipe.checked(
+    recipe = MergeRecipe(
         models=tuple(names or (str(model.path or f"model {i}, in memory") for i, model in enumerate(models))),
         weights=None if weights is None else tuple(map(float, weights)),
         method=method,
@@ -171,7 +171,7 @@ def merge(
     found = align_many(models, matcher=matcher, to=to, rounds=rounds, aligner=aligner, device=device, watch=watch)
     name = matcher_name or ("given" if matcher is None else type(matcher).__name__)
     recipe = replace(recipe, scope=found.scope, matcher=name)
-    return MergeResult(found.moved, recipe, found.alignments, found.distances, found.rounds)
+    return MergeResult(found.transported, recipe, found.alignments, found.distances, found.rounds)
 
 
 def model_card(title: str, recipe: MergeRecipe, distances: "Sequence[Distance]", rounds: int) -> str:

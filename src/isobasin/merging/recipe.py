@@ -32,10 +32,7 @@ def check_reference(to: int | str, n_models: int) -> None:
 
 @dataclass(frozen=True)
 class MergeRecipe:
-    """What to merge and how. `to` is the model that others are aligned to (and where slerp starts), or "mean".
-
-    Only `checked` refuses values that make no sense.
-    """
+    """What to merge and how. `to` is the model that others are aligned to (and where slerp starts), or "mean"."""
 
     models: tuple[str, ...]
     weights: tuple[float, ...] | None = None
@@ -49,16 +46,7 @@ class MergeRecipe:
     scope: str | None = None
     matcher: str | None = None
 
-    @classmethod
-    def checked(cls, **fields: Any) -> "MergeRecipe":
-        """A recipe whose values were checked; a wrong value is an error of one line."""
-        recipe = cls(**fields)
-        recipe._check_models()
-        recipe._check_choices()
-        recipe._check_numbers()
-        return recipe
-
-    def _check_models(self) -> None:
+    def __post_init__(self) -> None:
         if len(self.models) < 2:
             raise IsobasinError(f"{len(self.models)} model to merge: expected two or more")
         if self.method == "slerp" and len(self.models) != 2:
@@ -67,8 +55,6 @@ class MergeRecipe:
             raise IsobasinError(
                 f"{len(self.weights)} weights for {len(self.models)} models: expected one weight for each model"
             )
-
-    def _check_choices(self) -> None:
         if self.method not in METHODS:
             raise IsobasinError(
                 f"merge method {self.method!r} is not one of {', '.join(METHODS)}; for others {THEN_MERGEKIT}"
@@ -76,8 +62,6 @@ class MergeRecipe:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise IsobasinError(f"dtype {self.dtype!r} is unknown: give one of {', '.join(DTYPES)}")
         check_reference(self.to, len(self.models))
-
-    def _check_numbers(self) -> None:
         for number in (*(self.weights or ()), *([] if self.t is None else [self.t])):
             if not math.isfinite(number) or abs(number) > 1e30:
                 raise IsobasinError(f"weight {number}: expected an ordinary finite number")
@@ -169,7 +153,7 @@ def parse_recipe(text: str, where: str) -> MergeRecipe:
         raise IsobasinError(f"{where}: merge_method is missing: expected linear or slerp")
     if method == "slerp":
         _check_slerp(shared, bool(given))
-    fields = {
+    fields: dict[str, Any] = {
         "models": tuple(names),
         "weights": given or None,
         "method": method,
@@ -180,7 +164,7 @@ def parse_recipe(text: str, where: str) -> MergeRecipe:
         **_alignment(top, base, names),
     }
     try:
-        return MergeRecipe.checked(**fields)
+        return MergeRecipe(**fields)
     except IsobasinError as error:
         raise IsobasinError(f"{where}: {error}") from error
 

@@ -145,12 +145,12 @@ class MergedTensor:
     @property
     def in_blocks(self) -> bool:
         """Whether every model stores the tensor unchanged in a file that can be read in blocks."""
-        return not self.is_buffer and all(self._is_stored(model) for model in self.models)
-
-    def _is_stored(self, model: Weights) -> bool:
-        if model.checkpoint is None or self.name in model.changed:
-            return False
-        return model.checkpoint.infos[model.names.on_disk[self.name]].offset is not None
+        return not self.is_buffer and all(
+            model.checkpoint is not None
+            and self.name not in model.changed
+            and model.checkpoint.infos[model.names.on_disk[self.name]].offset is not None
+            for model in self.models
+        )
 
     @property
     def _via(self) -> torch.dtype:
@@ -178,12 +178,8 @@ class MergedTensor:
 
     def _combined(self, combination: Combination, parts: Sequence[Tensor]) -> Tensor:
         result, finite = combine(combination, parts, self._via, self.dtype)
-        if not finite:
-            self._raise_not_finite(parts, result)
-        return result
-
-    def _raise_not_finite(self, parts: Sequence[Tensor], result: Tensor) -> None:
-        """Name the input that is not finite; if all are finite, the merge overflows."""
+        if finite:
+            return result
         for number, (model, part) in enumerate(zip(self.models, parts)):
             disk = model.names.on_disk[self.name]
             if model.checkpoint is not None:
@@ -192,6 +188,7 @@ class MergedTensor:
         narrow = self.dtype == torch.float16
         advice = "float16 ends at 65504, choose bfloat16 or float32" if narrow else "choose smaller weights"
         check_finite(result, self.name, f"the merge overflows: {advice}")
+        return result
 
 
 def _stored_block(model: Weights, name: str, start: int, stop: int) -> Tensor:

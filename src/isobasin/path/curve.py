@@ -110,7 +110,7 @@ class Curve:
         """The metrics as a result file holds them."""
         return {name: [finite_or_none(v) for v in values] for name, values in self.metrics.items()}
 
-    def as_result(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The curve alone as a result file, for figures and pages."""
         curves = {"A-B": {"naive": self.numbers()}}
         return {"kind": "isobasin.path", "schema": 1, "lambdas": list(self.lambdas), "curves": curves}

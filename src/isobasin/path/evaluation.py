@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from isobasin.alignment.problem import check_comparable
 from isobasin.errors import IsobasinError
-from isobasin.files import ResumeStore
+from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.path.curve import Curve, grid
 from isobasin.runtime import logits, module_of, places
 from isobasin.tasks import Batch, Task
@@ -33,7 +33,7 @@ class FlatModel:
     Everything is float32, whatever the checkpoints store.
     """
 
-    like: Weights
+    weights: Weights
     module: nn.Module
     offsets: dict[str, int]
     buffer: Tensor
@@ -68,14 +68,14 @@ class FlatModel:
     @cached_property
     def places(self) -> dict[str, str]:
         """The name of the parameter that holds each tensor of the architecture."""
-        return places(self.like, self.module)
+        return places(self.weights, self.module)
 
     @torch.inference_mode()
-    def score(self, batches: Iterable[Batch]) -> MetricSums | None:
+    def metric_sums(self, batches: Iterable[Batch]) -> MetricSums | None:
         """The metric sums over these batches at the present weights; None if there are no batches."""
         total: MetricSums | None = None
         for batch in batches:
-            one = MetricSums.of(logits(self.like, self.module, batch.inputs), batch)
+            one = MetricSums.of(logits(self.weights, self.module, batch.inputs), batch)
             total = one if total is None else total + one
         return total
 
@@ -90,19 +90,19 @@ def evaluate_points(
     watch: Watch | None = None,
 ) -> dict[str, MetricSums]:
     """The metric sums over all the data at every point; a point is given by a function that moves the model there."""
+    cache = NullResumeStore() if cache is None else cache  # an empty store is false
     totals: dict[str, MetricSums] = {}
     for number, part in enumerate(_parts(task, memory)):
-        held = [_to_device(batch, model.buffer.device) for batch in part]
+        held = [to_device(batch, model.buffer.device) for batch in part]
         for done, (name, move) in enumerate(points.items(), 1):
             key = f"{name}/{number}"
-            row = cache.find(key) if cache else None
+            row = cache.find(key)
             sums = MetricSums(**row) if row else None
             if sums is None:
                 move()
-                sums = model.score(held)
+                sums = model.metric_sums(held)
                 assert sums is not None
-                if cache:
-                    cache.keep(key, asdict(sums))
+                cache.keep(key, asdict(sums))
             totals[name] = totals[name] + sums if name in totals else sums
             if watch:
                 watch(done, len(points))
@@ -124,7 +124,7 @@ def _parts(task: Iterable[Batch], memory: int) -> Iterator[Sequence[Batch]]:
         yield part
 
 
-def _to_device(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items()}
     return Batch(inputs, batch.targets.to(device), batch.n_bytes)
 

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from isobasin.arch import Architecture
 from isobasin.files import ResumeStore
-from isobasin.path.curve import Curve
+from isobasin.path.curve import Curve, finite_or_none
 from isobasin.path.evaluation import FlatModel, Watch, curve_of, evaluate_points
 from isobasin.tasks import Task
+
+MAX_POINTS = 9  # of an explained path, apart from its highest point
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,7 @@ def components(arch: Architecture) -> tuple[Component, ...]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The barrier of the plain path on these points, and the barrier with the outputs of each part mixed.
-
-    `parts` maps the name of a part of the model (see `explain`) to that barrier.
-    """
+    """The barrier of the plain path on these points, and with the outputs of each part (see `explain`) mixed."""
 
     lambdas: tuple[float, ...]
     barrier: float
@@ -57,6 +56,14 @@ class Explanation:
     def share(self, part: str) -> float:
         """The share of the barrier that vanishes."""
         return (self.barrier - self.parts[part]) / self.barrier if self.barrier > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry of `explain` in `path.json`."""
+        rows = [
+            {"name": part, "barrier": finite_or_none(height), "share": finite_or_none(self.share(part))}
+            for part, height in self.parts.items()
+        ]
+        return {"barrier": finite_or_none(self.barrier), "lambdas": list(self.lambdas), "components": rows}
 
 
 def explain(
@@ -75,10 +82,10 @@ def explain(
     The parts are all attention layers, all feed-forward layers, both, and the components of each layer.
     """
     lambdas = explained_lambdas(curve)
-    every = components(model.like.arch)
+    every = components(model.weights.arch)
     parts = {kind: [c for c in every if c.kind == kind] for kind in ("attention", "feed-forward")}
     parts["attention and feed-forward"] = list(every)
-    parts |= {f"layer {i}": [c for c in every if c.layer == i] for i in range(model.like.arch.sizes.n_layers)}
+    parts |= {f"layer {i}": [c for c in every if c.layer == i] for i in range(model.weights.arch.sizes.n_layers)}
     found: dict[str, float] = {}
     for number, (part, chosen) in enumerate(parts.items(), 1):
         with mixed_outputs(model, chosen, start, end) as move_to:
@@ -90,9 +97,9 @@ def explain(
     return Explanation(lambdas, curve.at(lambdas).barrier.height, found)
 
 
-def explained_lambdas(curve: Curve, most: int = 9) -> tuple[float, ...]:
+def explained_lambdas(curve: Curve) -> tuple[float, ...]:
     """Both ends, the highest point, and evenly spaced others: a point with mixed outputs costs two forward passes."""
-    step = max(1, -(-(len(curve.lambdas) - 1) // (most - 1)))
+    step = max(1, -(-(len(curve.lambdas) - 1) // (MAX_POINTS - 1)))
     return tuple(sorted({*curve.lambdas[::step], curve.lambdas[-1], curve.barrier.lam}))
 
 
@@ -100,10 +107,7 @@ def explained_lambdas(curve: Curve, most: int = 9) -> tuple[float, ...]:
 def mixed_outputs(
     model: FlatModel, chosen: Sequence[Component], start: Tensor, end: Tensor
 ) -> Iterator[Callable[[float], None]]:
-    """Inside, every chosen component computes (1−λ)·f_A(x) + λ·f_B(x) on its input x.
-
-    Gives a function that moves the whole model to λ.
-    """
+    """Inside, every chosen component computes (1−λ)·f_A(x) + λ·f_B(x) on its input x; yields the function to set λ."""
     lam = 0.0
 
     def move_to(value: float) -> None:

@@ -19,6 +19,7 @@ from isobasin.path.provenance import provenance
 from isobasin.tasks import Task
 from isobasin.weights import Weights
 
+MARGIN = 0.25  # of a loss plane around the models, in widths of what they span
 Aligner = Callable[[Weights, Weights], Alignment]  # (moving, reference)
 
 
@@ -66,7 +67,7 @@ def evaluate_pairs(
     found = {}
     for first, second in combinations(labels, 2):
         name = f"{first}-{second}"
-        titled = _with_prefix(watch, name)
+        titled = partial(_watch, watch, name)
         start, end = model.vector(models[first]), model.vector(models[second])
         alignment = aligner(models[second], models[first]) if aligner else None
         ends: dict[str, Tensor] = {"naive": end}
@@ -74,25 +75,20 @@ def evaluate_pairs(
             ends["aligned"] = model.vector(alignment.transform.apply(models[second]))
         curves, explanations, surface = {}, {}, None
         for path, stop in ends.items():
+            line = model, start, stop, task
             options: dict[str, Any] = {"name": f"{name}/{path}", "cache": cache}
-            curves[path] = evaluate_line(
-                model, start, stop, task, grid(n_points), watch=titled(f"{path} path"), **options
-            )
+            curves[path] = evaluate_line(*line, grid(n_points), watch=titled(f"{path} path"), **options)
             if explained:
-                explanations[path] = explain(
-                    model, start, stop, task, curves[path], watch=titled(f"{path}, explained"), **options
-                )
+                explanations[path] = explain(*line, curves[path], watch=titled(f"{path}, explained"), **options)
         if plane and alignment:
-            options = {"name": f"{name}/plane", "cache": cache}
-            surface = evaluate_plane(
-                model, start, end, ends["aligned"], task, n=plane, watch=titled("plane"), **options
-            )
+            options = {"name": f"{name}/plane", "cache": cache, "watch": titled("plane")}
+            surface = evaluate_plane(model, start, end, ends["aligned"], task, n=plane, **options)
         found[name] = PairResult(curves, alignment, explanations, surface)
     return found
 
 
-def _with_prefix(watch: Callable[[str], Watch] | None, name: str) -> Callable[[str], Watch | None]:
-    return lambda title: watch(f"{name} {title}") if watch else None
+def _watch(watch: Callable[[str], Watch] | None, name: str, title: str) -> Watch | None:
+    return watch(f"{name} {title}") if watch else None
 
 
 def evaluate_plane(
@@ -103,8 +99,7 @@ def evaluate_plane(
     task: Task,
     *,
     name: str,
-    n: int = 15,
-    margin: float = 0.25,
+    n: int,
     cache: ResumeStore | None = None,
     watch: Watch | None = None,
 ) -> LossPlane:
@@ -117,7 +112,7 @@ def evaluate_plane(
     along = float(torch.dot(aligned - a, first))
     second, height = _unit(aligned - a - along * first)
     models = {"A": (0.0, 0.0), "B": (width, 0.0), "B aligned": (along, height)}
-    x, y = (_ticks([position[axis] for position in models.values()], n, margin) for axis in (0, 1))
+    x, y = (_ticks([position[axis] for position in models.values()], n) for axis in (0, 1))
 
     def move_to(u: float, v: float) -> None:
         torch.add(a, first, alpha=u, out=model.buffer).add_(second, alpha=v)
@@ -133,9 +128,9 @@ def _unit(vector: Tensor) -> tuple[Tensor, float]:
     return (vector / length, length) if length else (vector, 0.0)
 
 
-def _ticks(values: list[float], n: int, margin: float) -> tuple[float, ...]:
+def _ticks(values: list[float], n: int) -> tuple[float, ...]:
     low, high = min(values), max(values)
-    edge = margin * ((high - low) or 1.0)
+    edge = MARGIN * ((high - low) or 1.0)
     return tuple(low - edge + k * (high - low + 2 * edge) / (n - 1) for k in range(n))
 
 
@@ -177,8 +172,7 @@ def path_document(
     }
     if any(found.explanations for found in pairs.values()):
         result["explain"] = {
-            pair: {path: _explanation_document(e) for path, e in found.explanations.items()}
-            for pair, found in pairs.items()
+            pair: {path: e.to_dict() for path, e in found.explanations.items()} for pair, found in pairs.items()
         }
     planes = {pair: found.plane for pair, found in pairs.items() if found.plane}
     if planes:
@@ -196,14 +190,3 @@ def path_document(
 
 def _by_path(pairs: Mapping[str, PairResult], of: Callable[[Curve], Any]) -> dict[str, dict[str, Any]]:
     return {pair: {path: of(curve) for path, curve in found.curves.items()} for pair, found in pairs.items()}
-
-
-def _explanation_document(found: Explanation) -> dict[str, Any]:
-    return {
-        "barrier": finite_or_none(found.barrier),
-        "lambdas": list(found.lambdas),
-        "components": [
-            {"name": part, "barrier": finite_or_none(height), "share": finite_or_none(found.share(part))}
-            for part, height in found.parts.items()
-        ],
-    }

@@ -152,7 +152,7 @@ class PathResult:
 class HasResult(Protocol):
     """An object that can be written as a result file, such as a curve of `evaluate_path`."""
 
-    def as_result(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 Source = Mapping[str, Any] | Path | str | PathResult | HasResult
@@ -168,7 +168,7 @@ def read_result(source: Source) -> PathResult:
     if isinstance(source, PathResult):
         return source
     if isinstance(source, HasResult):
-        source = source.as_result()
+        source = source.to_dict()
     name = clean(source) if isinstance(source, Path | str) else "path.json"
     try:
         document = strict_json(source if isinstance(source, Mapping) else _load(Path(source)), max_depth=_MAX_DEPTH)

@@ -204,7 +204,7 @@ class PathEvaluator:
         self.mixture.buffer.copy_(self.mixture.vector(model))
         batch = next(iter(self.task))
         some = {name: t[:OUTPUT_SAMPLES].to(self.mixture.buffer.device) for name, t in batch.inputs.items()}
-        return logits(self.mixture.like, self.mixture.module, some).float()
+        return logits(self.mixture.weights, self.mixture.module, some).float()
 
 
 @contextmanager

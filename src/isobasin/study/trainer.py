@@ -18,7 +18,7 @@ from torch import Tensor
 
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
-from isobasin.learn.trainer import warmup_cosine
+from isobasin.learn.trainer import capture_graph, warmup_cosine
 from isobasin.model import ModelConfig, Transformer
 from isobasin.tasks.datasets import model_inputs, windows
 from isobasin.tasks.task import IGNORED
@@ -33,7 +33,6 @@ ParameterGroups = list[dict[str, Any]]
 
 _SECTION = "training"
 _N_EVALUATIONS = 10
-_WARMUP_STEPS = 3  # before a graph is captured
 _MAX_COMPILED = 64  # model and batch shapes that one process may compile; torch's default is a few
 
 
@@ -276,23 +275,6 @@ def compile_forward(model: Transformer) -> Callable[[Tensor, Tensor | None], Ten
         return found
 
     return forward
-
-
-def capture_graph(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A step as a CUDA graph, and the tensor that holds its loss after each replay. The rate must be zero meanwhile."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARMUP_STEPS):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    for state in optimizer.state.values():
-        for value in state.values():
-            value.zero_()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step()
-    return graph, loss
 
 
 @dataclass(frozen=True)
