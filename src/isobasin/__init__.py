@@ -57,54 +57,32 @@ _FURTHER = {
 _OLD = {"Likeness": "DistanceResult", "Many": "JointAlignment"}
 
 if TYPE_CHECKING:
-    from isobasin.alignment.align import align
-    from isobasin.alignment.matchers import ActivationMatching, WeightMatching
-    from isobasin.alignment.reference import ReferenceMatching
-    from isobasin.compare.canonical import canonical
-    from isobasin.compare.distance import distance
-    from isobasin.compare.equivalence import equivalent
-    from isobasin.compare.fingerprint import fingerprint
-    from isobasin.errors import IsobasinError
-    from isobasin.learn.matching import LearnedMatching
-    from isobasin.merging.joint_alignment import align_many
-    from isobasin.merging.merge import merge
-    from isobasin.path.evaluation import evaluate_path
-    from isobasin.report.figures import plot_path
-    from isobasin.report.page import write_report
-    from isobasin.symmetries.check import check
-    from isobasin.symmetries.symmetry import symmetry
-    from isobasin.symmetries.transform import Transform, scramble
-    from isobasin.symmetries.transform_file import load_transform, save_transform
-    from isobasin.tasks.loader import open_task
-    from isobasin.weights import Weights, load
+    from isobasin.alignment.align import align as align
+    from isobasin.alignment.matchers import ActivationMatching as ActivationMatching
+    from isobasin.alignment.matchers import WeightMatching as WeightMatching
+    from isobasin.alignment.reference import ReferenceMatching as ReferenceMatching
+    from isobasin.compare.canonical import canonical as canonical
+    from isobasin.compare.distance import distance as distance
+    from isobasin.compare.equivalence import equivalent as equivalent
+    from isobasin.compare.fingerprint import fingerprint as fingerprint
+    from isobasin.errors import IsobasinError as IsobasinError
+    from isobasin.learn.matching import LearnedMatching as LearnedMatching
+    from isobasin.merging.joint_alignment import align_many as align_many
+    from isobasin.merging.merge import merge as merge
+    from isobasin.path.evaluation import evaluate_path as evaluate_path
+    from isobasin.report.figures import plot_path as plot_path
+    from isobasin.report.page import write_report as write_report
+    from isobasin.symmetries.check import check as check
+    from isobasin.symmetries.symmetry import symmetry as symmetry
+    from isobasin.symmetries.transform import Transform as Transform
+    from isobasin.symmetries.transform import scramble as scramble
+    from isobasin.symmetries.transform_file import load_transform as load_transform
+    from isobasin.symmetries.transform_file import save_transform as save_transform
+    from isobasin.tasks.loader import open_task as open_task
+    from isobasin.weights import Weights as Weights
+    from isobasin.weights import load as load
 
-__all__ = [
-    "ActivationMatching",
-    "IsobasinError",
-    "LearnedMatching",
-    "ReferenceMatching",
-    "Transform",
-    "WeightMatching",
-    "Weights",
-    "__version__",
-    "align",
-    "align_many",
-    "canonical",
-    "check",
-    "distance",
-    "equivalent",
-    "evaluate_path",
-    "fingerprint",
-    "load",
-    "load_transform",
-    "merge",
-    "open_task",
-    "plot_path",
-    "save_transform",
-    "scramble",
-    "symmetry",
-    "write_report",
-]
+__all__ = sorted([*_PUBLIC, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

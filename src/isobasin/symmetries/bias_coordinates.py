@@ -38,18 +38,14 @@ class KeyBias(Coordinate):
     def touches(self) -> frozenset[str]:
         return frozenset({self.bias})
 
-    def _mask(self, like: Tensor) -> Tensor:
+    def mask(self, like: Tensor) -> Tensor:
         mask = torch.zeros(len(self.rows), dtype=like.dtype, device=like.device)
         mask[[self.rows.index(row) for row in self.free]] = 1
         return mask
 
     def read(self, tensors: Tensors) -> Tensor:
         bias = tensors[self.bias]
-        return bias[list(self.rows)] * self._mask(bias)
-
-    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        size = value.square().mean().sqrt().clamp(min=0.05)
-        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64) * self._mask(value)
+        return bias[list(self.rows)] * self.mask(bias)
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         return action.act(value, 0, Axis((Term(self.heads.qk),)))
@@ -57,7 +53,7 @@ class KeyBias(Coordinate):
     def set(self, value: Tensor) -> dict[str, Change]:
         def change(t: Tensors) -> Tensor:
             bias = t[self.bias].clone()
-            mask = self._mask(bias)
+            mask = self.mask(bias)
             bias[list(self.rows)] = bias[list(self.rows)] * (1 - mask) + value.to(bias.device) * mask
             return bias
 
@@ -92,10 +88,6 @@ class ValueBias(Coordinate):
 
     def read(self, tensors: Tensors) -> Tensor:
         return tensors[self.bias][list(self.rows)]
-
-    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        size = value.square().mean().sqrt().clamp(min=0.05)
-        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64)
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         return action.act(value, 0, Axis((Term(self.heads.vo),)))
@@ -145,10 +137,6 @@ class SumShare(Coordinate):
     def read(self, tensors: Tensors) -> Tensor:
         name, start, stop = self.sum.give[0]
         return _rows(tensors[name])[start:stop].mean(0)
-
-    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        size = value.square().mean().sqrt().clamp(min=0.05)
-        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64)
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         return action.act(value, 0, Axis((Term(self.space),)))

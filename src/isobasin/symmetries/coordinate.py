@@ -35,6 +35,7 @@ class Coordinate(ABC):
 
     stage: Stage
     name: str
+    smallest_sample = 0.05  # size of a random value where the present one is smaller
 
     @property
     @abstractmethod
@@ -63,9 +64,14 @@ class Coordinate(ABC):
     def transported(self, value: Tensor, action: Action) -> Tensor:
         """Its value after group elements have acted on a model in which it had this value."""
 
-    @abstractmethod
     def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
         """A random value of the size of the present one, far from it, and harmless to precision."""
+        size = value.square().mean().sqrt().clamp(min=self.smallest_sample)
+        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64) * self.mask(value)
+
+    def mask(self, like: Tensor) -> Tensor:
+        """One where the value may be chosen, zero where it is not free."""
+        return torch.ones_like(like)
 
     def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
         """The value that brings this model closest to another one; in general simply the other one's value."""

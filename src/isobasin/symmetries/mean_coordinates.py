@@ -35,6 +35,7 @@ class ReaderMean(Coordinate):
     n_heads: tuple[int, int]
     free_bias_rows: tuple[int, ...] = ()
     stage = Stage.READER_MEAN
+    smallest_sample = 0.02
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -66,7 +67,7 @@ class ReaderMean(Coordinate):
         weight, gain = tensors[self.reader.weight], tensors[self.norm.gain]
         vector = tensors[self.norm.shift] if self.constant else gain / len(gain)
         value = contract(weight, self.reader.axis, vector)
-        return value * self._mask(value)
+        return value * self.mask(value)
 
     def usable(self, tensors: Tensors) -> bool:
         """Not behind a gain that is close to zero somewhere, unless that is folded first: 1/γ would be enormous."""
@@ -78,7 +79,7 @@ class ReaderMean(Coordinate):
         """The same, where its norm keeps gain and shift."""
         return replace(self, folded=False)
 
-    def _mask(self, like: Tensor) -> Tensor:
+    def mask(self, like: Tensor) -> Tensor:
         mask = torch.zeros_like(like)
         mask[list(self.rows)] = 1
         return mask
@@ -105,17 +106,13 @@ class ReaderMean(Coordinate):
             rest = rest - bias_gap * slope * ~self._bias_is_free(rest)
             size = size + slope.square() * ~self._bias_is_free(rest)
         step = rest / size * (slope if self.constant else 1)
-        return (self.read(tensors) + step) * self._mask(rest)
+        return (self.read(tensors) + step) * self.mask(rest)
 
     def _bias_is_free(self, like: Tensor) -> Tensor:
         """Rows whose bias takes any value afterwards (keys, values): it does not count as distance."""
         free = torch.zeros_like(like, dtype=torch.bool)
         free[list(self.free_bias_rows)] = True
         return free
-
-    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        size = value.square().mean().sqrt().clamp(min=0.02)
-        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64) * self._mask(value)
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         moved = action.act(value, 0, self.out_words)
@@ -124,7 +121,7 @@ class ReaderMean(Coordinate):
     def set(self, value: Tensor) -> dict[str, Change]:
         def step(t: Tensors) -> Tensor:
             missing = value.to(t[self.norm.gain].device) - self.read(t)
-            missing = missing * self._mask(missing)
+            missing = missing * self.mask(missing)
             return missing / slope(t) if self.constant else missing
 
         def slope(t: Tensors) -> Tensor:
@@ -167,6 +164,7 @@ class WriterMean(Coordinate):
     shape: tuple[int, ...]
     space: str
     stage = Stage.WRITER_MEAN
+    smallest_sample = 0.02
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -186,10 +184,6 @@ class WriterMean(Coordinate):
 
     def read(self, tensors: Tensors) -> Tensor:
         return tensors[self.tensor].mean(self.axis)
-
-    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        size = value.square().mean().sqrt().clamp(min=0.02)
-        return size * torch.randn(value.shape, generator=rng, dtype=torch.float64)
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         for axis, words in enumerate(w for k, w in enumerate(self.words) if k != self.axis):
