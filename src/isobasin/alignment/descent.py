@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from isobasin.alignment.heads import HeadMatch, HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem, Elements, overlap, squared_distance
@@ -19,7 +18,7 @@ from isobasin.errors import VerificationError
 from isobasin.groups import Element, Overlap
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.symmetry import symmetry
-from isobasin.views import Tensors, trim_heap
+from isobasin.views import AsFloat64, Tensors, trim_heap
 from isobasin.weights import Weights
 
 SWEEPS = 30
@@ -196,7 +195,7 @@ def _match(
     space = problem.arch.spaces[name]
     proposed: Element
     if isinstance(space, HeadSpace):
-        heads_a, heads_b = (attention_matrices(problem.arch, space, _float64(t)) for t in (a, b))
+        heads_a, heads_b = (attention_matrices(problem.arch, space, AsFloat64(t)) for t in (a, b))
         matched[name] = problem.matcher.match(heads_a, heads_b, space)
         proposed = matched[name].element
         check_element(problem, name, proposed)
@@ -232,7 +231,3 @@ def _stream_overlap(problem: AlignmentProblem, a: Tensors, b: Tensors, now: Elem
     others = problem.act({n: g for n, g in now.items() if n != problem.stream})
     moved = {n: others.tensor(n, t) for n, t in b.items()}
     return overlap(problem.arch, problem.stream, a, moved, moved, now[problem.stream], double=True)
-
-
-def _float64(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: t.to(torch.float64) for name, t in tensors.items()}

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture
 from isobasin.groups import Element
 from isobasin.groups.monomial import best_scales
 from isobasin.symmetries.action import Action
@@ -61,7 +60,9 @@ def _set_coordinates(
         # A reader's mean is set before its norm, but what is nearest shows only behind A's own gain and shift.
         seen = View(view, chain(*(c.set(value) for c, value in norms.items()))) if stage < Stage.NORM else view
         after = {c: norms[c] if isinstance(c, NormCoordinate) else c.nearest(seen, reference) for c in chosen}
-        gauge |= {c.name: Value(_as_tall(c.read(moving), value).cpu(), value.cpu()) for c, value in after.items()}
+        for c, value in after.items():
+            before = c.read(moving)
+            gauge[c.name] = Value((before[: len(value)] if before.dim() else before).cpu(), value.cpu())
         view = View(view, chain(*(c.set(value) for c, value in after.items()))) if chosen else view
     return view, gauge
 
@@ -71,21 +72,14 @@ def _gain_and_shift(c: NormCoordinate, moving: Tensors, reference: Tensors) -> T
     return c.read(reference)[: len(c.read(moving))]
 
 
-def _as_tall(value: Tensor, like: Tensor) -> Tensor:
-    return value[: len(like)] if value.dim() else value
-
-
 def _rescaled(name: str, g: Element, view: Tensors, reference: Tensors, b: Weights) -> Element:
     """The unit scales that are best beside A as it is, gains and all; folded forms weigh inputs differently."""
     arch, sums = b.arch, {key: torch.zeros(g.n, dtype=torch.float64) for key in ("u", "d", "p", "q")}
-    rows = [{(n, move): x for n, x, move in unit_rows(arch, name, _block(arch, name, t))} for t in (view, reference)]
+    blocks = [{tensor: t[tensor] for tensor in arch.blocks[name]} for t in (view, reference)]
+    rows = [{(n, move): x for n, x, move in unit_rows(arch, name, block)} for block in blocks]
     for (tensor, move), mine in rows[0].items():
         size, product = {"primal": ("u", "p"), "dual": ("d", "q"), "permuted": (None, None)}[move]
         if size is not None and product is not None:
             sums[size] += mine.square().sum(1).cpu()
             sums[product] += (mine * rows[1][tensor, move]).sum(1).cpu()
     return g.rescaled(best_scales(**sums, signs=arch.spaces[name].signs))
-
-
-def _block(arch: Architecture, name: str, tensors: Tensors) -> dict[str, Tensor]:
-    return {tensor: tensors[tensor] for tensor in arch.blocks[name]}

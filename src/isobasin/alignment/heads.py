@@ -89,7 +89,7 @@ def pair_heads(
 ) -> GroupedAssignment:
     """The cheapest way to send B's heads to A's: Q–K and V–O together, as a head moves as one thing."""
     if not heads.permutable:
-        return _in_place(heads)
+        return GroupedAssignment(torch.arange(heads.n_kv_heads), torch.arange(heads.n_heads), 0.0)
     return assign_grouped(head_cost(a, b, heads, distance), heads.n_kv_heads)
 
 
@@ -114,10 +114,6 @@ def _cost(distance: HeadDistance, x_a: Tensor, y_a: Tensor, x_b: Tensor, y_b: Te
         case "cosine":
             return cosine_cost(x_a, y_a, x_b, y_b)
     raise IsobasinError(f"--head-distance {distance!r} is unknown, expected one of {', '.join(HEAD_DISTANCES)}")
-
-
-def _in_place(heads: HeadSpace) -> GroupedAssignment:
-    return GroupedAssignment(torch.arange(heads.n_kv_heads), torch.arange(heads.n_heads), 0.0)
 
 
 def permuted(b: AttentionMatrices, found: GroupedAssignment) -> AttentionMatrices:

@@ -248,7 +248,7 @@ class _Paired:
     def of(frame: _Frame) -> "_Paired":
         c = frame.rhs + 2 * frame.e + frame.gq + frame.gk
         basis = torch.linalg.eigh((c + c.mT) / 2).eigenvectors
-        a, b, e = (_dot_columns(basis, m @ basis) for m in (frame.gq, frame.gk, frame.e))
+        a, b, e = ((basis * (m @ basis)).sum(-2) for m in (frame.gq, frame.gk, frame.e))
         own: Tensor = a.unsqueeze(-2) + b.unsqueeze(-1)
         bound = CANCEL * (own * own.mT).sqrt()
         cross = (e.unsqueeze(-2) + e.unsqueeze(-1)).clamp(-bound, bound)  # what keeps it positive definite
@@ -262,10 +262,6 @@ class _Paired:
 
     def __getitem__(self, heads: Tensor) -> "_Paired":
         return self if bool(heads.all()) else _Paired(self.basis[heads], self.own[heads], self.cross[heads])
-
-
-def _dot_columns(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-2)
 
 
 def _newton_step(frame: _Frame, model: _Sylvester | _Paired, forcing: Tensor) -> Tensor:

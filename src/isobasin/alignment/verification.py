@@ -179,16 +179,13 @@ def _squares(problem: AlignmentProblem, moved: Tensors, dtypes: Mapping[str, tor
     for name in names:
         after = moved[name].to(dtypes[name]).cpu()
         before = problem.b[name].to(dtypes[name]).cpu()
-        for x, y, z in zip(*(_chunks(t) for t in (before, after, problem.a[name].cpu())), strict=True):
+        tensors = (before, after, problem.a[name].cpu())
+        for x, y, z in zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True):
             reference = z.to(torch.float64, copy=True)  # squared in place below, and A stays as it is
             for k, part in enumerate((x - reference, y - reference, reference)):
                 sums[k] += part.square_().sum()
     before_square, after_square, size = sums.tolist()
     return before_square, after_square, size
-
-
-def _chunks(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.reshape(-1).split(CHUNK)
 
 
 class _Stored(Mapping[str, Tensor]):

@@ -35,7 +35,7 @@ class Family:
       Two models are comparable only where they agree.
     * `optional_pooler`: classes whose config does not say whether they have a pooler.
     * `tied_key`: the config key that ties the head to the embedding.
-    * `example`: a title and a config of a well-known model, for `isobasin families`.
+    * `example`: a title and the sizes of a well-known model, for `isobasin families`.
     """
 
     name: str
@@ -53,3 +53,8 @@ class Family:
     def own(self) -> bool:
         """Whether this is the project's own Transformer, which transformers does not know."""
         return not self.model_class
+
+    def example_architecture(self) -> Architecture:
+        """The architecture of the well-known model."""
+        classes = {"architectures": [self.model_class]} if self.model_class else {}
+        return self.describe({"model_type": self.name, **classes, **self.example[1]})

@@ -73,13 +73,12 @@ def families_command(json: Json = False) -> None:
 
     rows = []
     for name, family in FAMILIES.items():
-        label, config = family.example
-        arch = family.describe(config)
+        arch = family.example_architecture()
         groups = {
             n: group_of(space) for n, space in arch.spaces.items() if space.role == "stream" or space.layer is not None
         }
         formula = Symmetry(arch, groups, {}).formula
-        rows.append({"family": name, "positions": arch.positions, "example": label, "group": formula})
+        rows.append({"family": name, "positions": arch.positions, "example": family.example[0], "group": formula})
     lines = [f"{row['family']:<9} {row['positions']:<8} {row['example']:<18} {row['group']}" for row in rows]
     emit({"families": rows}, lines, json)
 

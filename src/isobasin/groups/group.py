@@ -43,18 +43,18 @@ class Element(ABC):
     def permutation_part(self) -> Self:
         """What is left for gains and gates: the permutation, without signs, scales or rotations."""
 
-    @abstractmethod
     def take(self, index: Tensor) -> Self:
         """The elements at these places of the (one) batch dimension."""
+        raise ValueError("this element is not batched over heads")
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The numbers of this element, for saving; `Group.element` is the way back."""
 
     @property
-    @abstractmethod
     def exact(self) -> bool:
         """True if acting rounds nothing in any floating type: permutations and signs."""
+        return self.is_identity
 
     @property
     @abstractmethod
@@ -127,10 +127,6 @@ class DifferentiableElement(Element):
         return False
 
     @property
-    def exact(self) -> bool:
-        return False
-
-    @property
     def precision(self) -> torch.dtype:
         return torch.float32
 
@@ -139,9 +135,6 @@ class DifferentiableElement(Element):
 
     def inverse(self) -> "DifferentiableElement":
         return self.__matmul__(self)
-
-    def take(self, index: Tensor) -> "DifferentiableElement":
-        raise ValueError("this element is not batched over heads")
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(vars(self))

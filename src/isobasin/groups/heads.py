@@ -40,9 +40,6 @@ class Face(Element):
     def permutation_part(self) -> "Face":
         return Face(self.index, self.factor.permutation_part())
 
-    def take(self, index: Tensor) -> "Face":
-        raise ValueError("a face is not batched")
-
     def tensors(self) -> dict[str, Tensor]:
         return {"index": self.index} | {f"factor.{k}": t for k, t in self.factor.tensors().items()}
 
@@ -117,9 +114,6 @@ class HeadsElement(Element):
 
     def permutation_part(self) -> "HeadsElement":
         return HeadsElement(self.kv, self.queries, self.qk.permutation_part(), self.vo.permutation_part())
-
-    def take(self, index: Tensor) -> "HeadsElement":
-        raise ValueError("an element of the heads group is not batched")
 
     def tensors(self) -> dict[str, Tensor]:
         factors = {f"{side}.{k}": t for side in ("qk", "vo") for k, t in getattr(self, side).tensors().items()}

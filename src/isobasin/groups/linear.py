@@ -62,10 +62,6 @@ class Matrix(Element):
         return {"matrix": self.value}
 
     @property
-    def exact(self) -> bool:
-        return self.is_identity
-
-    @property
     def is_identity(self) -> bool:
         return torch.equal(self.value, _eye_like(self.value))
 
@@ -115,8 +111,25 @@ class DifferentiableMatrix(DifferentiableElement):
         return torch.einsum("...ij,...j->...i", self.value, x)
 
 
+class _Rotations(Group):
+    """What the two groups of rotations share."""
+
+    def identity(self, *batch: int) -> Matrix:
+        return Matrix(_eye(self.n, *batch), orthogonal=True)
+
+    def nearest(self, overlap: Overlap) -> Element:
+        """Procrustes: the orthogonal factor of the overlap."""
+        return self.project(overlap.self_dual.cpu())
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return DifferentiableMatrix(tensors["matrix"], tensors["matrix"])
+
+    def element(self, tensors: dict[str, Tensor]) -> Matrix:
+        return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
+
+
 @dataclass(frozen=True)
-class Orthogonal(Group):
+class Orthogonal(_Rotations):
     """O(n): the stream of a model with RMSNorm whose gains are folded."""
 
     n: int
@@ -127,9 +140,6 @@ class Orthogonal(Group):
     @property
     def dim(self) -> int:
         return self.n * (self.n - 1) // 2
-
-    def identity(self, *batch: int) -> Matrix:
-        return Matrix(_eye(self.n, *batch), orthogonal=True)
 
     def sample(self, *batch: int, seed: int) -> Matrix:
         return Matrix(haar(self.n, *batch, rng=generator(seed)), orthogonal=True)
@@ -142,25 +152,15 @@ class Orthogonal(Group):
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
         return Matrix(polar(matrix.to(FLOAT)), orthogonal=True)
 
-    def nearest(self, overlap: Overlap) -> Matrix:
-        """Procrustes: the orthogonal factor of the overlap."""
-        return self.project(overlap.self_dual.cpu())
-
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"x": (self.n, self.n)}
 
     def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"matrix": _cayley(parameters["x"])}
 
-    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
-        return DifferentiableMatrix(tensors["matrix"], tensors["matrix"])
-
-    def element(self, tensors: dict[str, Tensor]) -> Matrix:
-        return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
-
 
 @dataclass(frozen=True)
-class OrthogonalFixingOnes(Group):
+class OrthogonalFixingOnes(_Rotations):
     """The orthogonal maps with R 1 = 1: the stream behind LayerNorm, which removes the mean.
 
     In the coordinates (1⊥, 1) they are O(n−1) ⊕ 1, so the sign of a LayerNorm stream is one of them.
@@ -175,9 +175,6 @@ class OrthogonalFixingOnes(Group):
     def dim(self) -> int:
         return (self.n - 1) * (self.n - 2) // 2
 
-    def identity(self, *batch: int) -> Matrix:
-        return Matrix(_eye(self.n, *batch), orthogonal=True)
-
     def sample(self, *batch: int, seed: int) -> Matrix:
         return self._extend(haar(self.n - 1, *batch, rng=generator(seed)))
 
@@ -190,10 +187,6 @@ class OrthogonalFixingOnes(Group):
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
         frame = self._frame()
         return self._extend(polar(frame.mT @ matrix.to(FLOAT) @ frame))
-
-    def nearest(self, overlap: Overlap) -> Matrix:
-        """Procrustes: the orthogonal factor of the overlap."""
-        return self.project(overlap.self_dual.cpu())
 
     def _extend(self, small: Tensor) -> Matrix:
         frame = self._frame()
@@ -215,12 +208,6 @@ class OrthogonalFixingOnes(Group):
         frame = _frame_on(self.n, x.device).to(x)
         mean = torch.full((self.n, self.n), 1 / self.n, dtype=x.dtype, device=x.device)
         return {"matrix": frame @ _cayley(x) @ frame.mT + mean}
-
-    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
-        return DifferentiableMatrix(tensors["matrix"], tensors["matrix"])
-
-    def element(self, tensors: dict[str, Tensor]) -> Matrix:
-        return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,6 @@ class Monomial(Element):
     def permutation_part(self) -> "Monomial":
         return Monomial(self.index, torch.ones_like(self.scale))
 
-    def take(self, index: Int[Tensor, " m"]) -> "Monomial":
-        raise ValueError("a permutation is not batched over heads")
-
     def tensors(self) -> dict[str, Tensor]:
         return {"index": self.index, "scale": self.scale}
 
@@ -153,7 +150,7 @@ class MonomialGroup(Group):
         if not isinstance(element, Monomial) or element.n != self.n:
             return False
         order = torch.arange(self.n)
-        if not torch.equal(torch.sort(element.index).values, order) or not _finite(element.scale):
+        if not torch.equal(torch.sort(element.index).values, order) or not bool(torch.isfinite(element.scale).all()):
             return False
         return (self.permute or torch.equal(element.index, order)) and self._allows(element.scale)
 
@@ -249,10 +246,6 @@ class MonomialGroup(Group):
 
     def element(self, tensors: dict[str, Tensor]) -> Monomial:
         return Monomial(tensors["index"].to(torch.int64), tensors["scale"].to(FLOAT))
-
-
-def _finite(x: Tensor) -> bool:
-    return bool(torch.isfinite(x).all())
 
 
 def Permutation(n: int) -> MonomialGroup:

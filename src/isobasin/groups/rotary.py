@@ -51,10 +51,6 @@ class Phases(Element):
         return {"u": self.u}
 
     @property
-    def exact(self) -> bool:
-        return self.is_identity
-
-    @property
     def is_identity(self) -> bool:
         return bool((self.u == 1).all())
 

@@ -225,8 +225,10 @@ def predicted_nullity(block: AttentionBlock) -> int:
         _qk_dim(block)
         + block.n_kv_heads * block.d_head**2  # GL(d_head) between V and O
         + _free_biases(block)
-        + _free_table_constants(block)
-        + _unseen_rows(block)
+        # T5: the softmax cancels a constant added to all entries of one head's table.
+        + (block.n_heads if block.positions == "t5" else 0)
+        # Centred inputs: the rows of Q, K, V along the all-ones vector are never read.
+        + (block.n_heads + 2 * block.n_kv_heads) * block.d_head * block.centred
     )
 
 
@@ -302,16 +304,6 @@ def _free_biases(block: AttentionBlock) -> int:
     values = block.n_kv_heads * block.d_head
     free_value = values if block.has_out_bias else max(0, values - block.d_model)
     return free_key + free_value
-
-
-def _free_table_constants(block: AttentionBlock) -> int:
-    """T5: a constant added to all entries of one head's table is cancelled by the softmax."""
-    return block.n_heads if block.positions == "t5" else 0
-
-
-def _unseen_rows(block: AttentionBlock) -> int:
-    """Centred inputs: the rows of Q, K, V along the all-ones vector are never read."""
-    return (block.n_heads + 2 * block.n_kv_heads) * block.d_head * block.centred
 
 
 # The measurement.

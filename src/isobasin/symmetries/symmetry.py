@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeGuard
 
-from isobasin.arch import Architecture, HeadSpace, Norm, Space
+from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.errors import IsobasinError
 from isobasin.groups import (
     GL,
@@ -118,11 +118,8 @@ class Symmetry:
         }
         biases = {bias for bias in map(arch.bias_of, weights) if bias}
         block = any(arch.spaces[name].role == "units" for name in spaces)
-        norms = [n for n in arch.norms.values() if block and self._read_only_by(n, weights)]
+        norms = [n for n in arch.norms.values() if block and all(r.weight in weights for r in arch.readers(n.name))]
         return weights | biases | {t for n in norms for t in (n.gain, n.shift)}
-
-    def _read_only_by(self, norm: Norm, weights: set[str]) -> bool:
-        return all(reader.weight in weights for reader in self.arch.readers(norm.name))
 
 
 class Described(Protocol):

@@ -134,13 +134,7 @@ FAMILIES = (
         optional_pooler=("BertModel",),
         example=(
             "BERT base (MLM)",
-            {
-                "model_type": "bert",
-                "hidden_size": 768,
-                "num_attention_heads": 12,
-                "num_hidden_layers": 12,
-                "vocab_size": 30522,
-            },
+            {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 30522},
         ),
     ),
 )

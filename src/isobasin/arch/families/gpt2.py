@@ -72,9 +72,6 @@ FAMILIES = (
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
         },
-        example=(
-            "GPT-2 (tied)",
-            {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257},
-        ),
+        example=("GPT-2 (tied)", {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}),
     ),
 )

@@ -86,15 +86,8 @@ FAMILIES = (
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "use_parallel_residual": True},
         example=(
             "Pythia 160M",
-            {
-                "model_type": "gpt_neox",
-                "hidden_size": 768,
-                "num_attention_heads": 12,
-                "num_hidden_layers": 12,
-                "intermediate_size": 3072,
-                "vocab_size": 50304,
-                "rotary_pct": 0.25,
-            },
+            {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
+            | {"intermediate_size": 3072, "vocab_size": 50304, "rotary_pct": 0.25},
         ),
     ),
 )

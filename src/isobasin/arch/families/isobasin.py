@@ -132,17 +132,8 @@ FAMILIES = (
         tied_key="tied",
         example=(
             "our Llama preset",
-            {
-                "model_type": "isobasin",
-                "d_model": 256,
-                "n_heads": 8,
-                "n_layers": 6,
-                "d_ff": 688,
-                "d_vocab": 256,
-                "positions": "rope",
-                "norm": "rms",
-                "feed_forward": "swiglu",
-            },
+            {"d_model": 256, "n_heads": 8, "n_layers": 6, "d_ff": 688, "d_vocab": 256}
+            | {"positions": "rope", "norm": "rms", "feed_forward": "swiglu"},
         ),
     ),
 )

@@ -66,17 +66,7 @@ def gated_decoder(config: Mapping[str, Any], layer: Mapping[str, str], *, rotary
     )
 
 
-_MISTRAL_7B: dict[str, Any] = {
-    "model_type": "mistral",
-    "architectures": ["MistralForCausalLM"],
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
-    "intermediate_size": 14336,
-    "vocab_size": 32000,
-}
-_LLAMA_2_7B = _MISTRAL_7B | {"model_type": "llama", "num_key_value_heads": 32, "intermediate_size": 11008}
+_7B = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
 
 FAMILIES = (
     Family(
@@ -85,7 +75,7 @@ FAMILIES = (
         "LlamaForCausalLM",
         prefix="model.",
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6},
-        example=("Llama 2 7B", _LLAMA_2_7B),
+        example=("Llama 2 7B", _7B | {"num_key_value_heads": 32, "intermediate_size": 11008}),
     ),
     Family(
         "mistral",
@@ -93,6 +83,6 @@ FAMILIES = (
         "MistralForCausalLM",
         prefix="model.",
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": 4096},
-        example=("Mistral 7B", _MISTRAL_7B),
+        example=("Mistral 7B", _7B | {"num_key_value_heads": 8, "intermediate_size": 14336}),
     ),
 )

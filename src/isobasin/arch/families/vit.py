@@ -92,15 +92,6 @@ FAMILIES = (
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224},
         inputs=ModelInputs(image_size=224),
         optional_pooler=("ViTModel",),
-        example=(
-            "ViT base",
-            {
-                "model_type": "vit",
-                "architectures": ["ViTForImageClassification"],
-                "hidden_size": 768,
-                "num_attention_heads": 12,
-                "num_hidden_layers": 12,
-            },
-        ),
+        example=("ViT base", {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}),
     ),
 )
