@@ -36,8 +36,8 @@ def logits(case: tiny.Case, folder: Path) -> Tensor:
     return tiny.logits(model.eval(), case.inputs(0))
 
 
-def test_there_are_tied_cases_of_four_families() -> None:
-    assert {case.family for case in TIED} == {"gpt2", "bert", "llama", "gpt_neox"}
+def test_there_are_tied_cases_of_every_family_that_has_some() -> None:
+    assert {case.family for case in TIED} >= {"gpt2", "bert", "llama", "gpt_neox"}
 
 
 @pytest.mark.parametrize("case", TIED, ids=lambda c: c.name)
