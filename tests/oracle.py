@@ -330,6 +330,7 @@ _FAMILIES: Mapping[str, tuple[Callable[..., list[Tensor]], str, tuple[str, ...]]
     "gpt2": (gpt2, "transformer.", _TEXT),
     "llama": (llama, "model.", _TEXT),
     "mistral": (llama, "model.", _TEXT),
+    "qwen2": (llama, "model.", _TEXT),
     "gpt_neox": (gpt_neox, "gpt_neox.", _TEXT),
     "bert": (bert, "bert.", (*_TEXT, "token_type_ids")),
     "vit": (vit, "vit.", ("pixel_values", "bool_masked_pos")),

@@ -108,6 +108,7 @@ def _third(n: int, which: Tensor) -> dict[str, Tensor]:
         ("llama-classifier", 0),
         ("mistral-gqa", 0),
         ("mistral-window", 0),
+        ("qwen2-gqa", 0),
         ("gpt_neox-quarter-rotary", 2),
         ("gpt_neox-full-rotary", 0),
         ("gpt_neox-sequential", 2),

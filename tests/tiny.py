@@ -227,6 +227,7 @@ _FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViTConfig", _ENCODER | {"image_size": IMAGE, "patch_size": PATCH, "encoder_stride": PATCH}),
     "llama": ("LlamaConfig", _RMS),
     "mistral": ("MistralConfig", _RMS | {"num_key_value_heads": 2, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", _RMS | {"num_key_value_heads": 2}),
     "gpt_neox": ("GPTNeoXConfig", _DECODER | {"layer_norm_eps": 1e-3, "hidden_size": 32}),
 }
 
@@ -269,6 +270,7 @@ _bert = partial(_case, "bert")
 _vit = partial(_case, "vit")
 _llama = partial(_case, "llama")
 _mistral = partial(_case, "mistral")
+_qwen2 = partial(_case, "qwen2")
 _neox = partial(_case, "gpt_neox")
 
 CASES: tuple[Case, ...] = (
@@ -329,6 +331,9 @@ CASES: tuple[Case, ...] = (
     _mistral("gqa", "MistralForCausalLM"),
     _mistral("head-dim", "MistralForCausalLM", head_dim=10),
     _mistral("window", "MistralForCausalLM", sliding_window=3),
+    _qwen2("gqa", "Qwen2ForCausalLM"),
+    _qwen2("tied", "Qwen2ForCausalLM", tie_word_embeddings=True, num_hidden_layers=3),
+    _qwen2("classifier", "Qwen2ForSequenceClassification", pad_token_id=PAD),
     _neox("quarter-rotary", "GPTNeoXForCausalLM", num_attention_heads=2),
     _neox("full-rotary", "GPTNeoXForCausalLM", rotary_pct=1.0, num_hidden_layers=1),
     _neox("half-rotary", "GPTNeoXForCausalLM", rotary_pct=0.5, num_hidden_layers=3),

@@ -62,7 +62,7 @@ def bent(family: str, mutant: Mutant) -> Iterator[None]:
 
 
 def _module(family: str) -> ModuleType:
-    return import_module("isobasin.arch.families." + {"mistral": "llama"}.get(family, family))
+    return import_module("isobasin.arch.families." + {"mistral": "llama", "qwen2": "llama"}.get(family, family))
 
 
 def mutants(parts: Parts) -> Iterator[Mutant]:

@@ -127,6 +127,7 @@ ATTENTION = {
     "vit": r"vit\.encoder\.layer\.{}\.attention\..*",
     "llama": r"model\.layers\.{}\.self_attn\..*",
     "mistral": r"model\.layers\.{}\.self_attn\..*",
+    "qwen2": r"model\.layers\.{}\.self_attn\..*",
     "gpt_neox": r"gpt_neox\.layers\.{}\.attention\..*",
 }
 BLOCK = {
@@ -135,6 +136,7 @@ BLOCK = {
     "vit": r"vit\.encoder\.layer\.0\..*",
     "llama": r"model\.layers\.0\..*",
     "mistral": r"model\.layers\.0\..*",
+    "qwen2": r"model\.layers\.0\..*",
     "gpt_neox": r"gpt_neox\.layers\.0\..*",
 }
 

@@ -96,6 +96,7 @@ _CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "ViT": ("ViTConfig", _VIT),
     "Llama": ("LlamaConfig", _LLAMA),
     "Mistral": ("MistralConfig", _LLAMA),
+    "Qwen2": ("Qwen2Config", _LLAMA),
     "GPTNeoX": ("GPTNeoXConfig", _NEOX),
 }
 
@@ -122,6 +123,12 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama bare": ("LlamaModel", {}),
     "llama classifier": ("LlamaForSequenceClassification", {}),
     "mistral gqa": ("MistralForCausalLM", {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}),
+    # K·e ≤ d, so that the values' bias is seen whole: there is no output bias to take it over.
+    "qwen2": ("Qwen2ForCausalLM", {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "qwen2 tied": (
+        "Qwen2ForCausalLM",
+        {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
     "neox": ("GPTNeoXForCausalLM", {}),
     "neox sequential": ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
     "neox no attention bias": ("GPTNeoXForCausalLM", {"attention_bias": False}),
