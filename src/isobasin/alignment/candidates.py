@@ -47,16 +47,16 @@ def align_by_descent(b: Weights, a: Weights, scope: str, matcher: HeadMatcher, o
     """Solve every independent part of the problem, and join what was found."""
     problem = AlignmentProblem(a, b, symmetry(b.arch).scoped(scope), matcher, options.device)
     dtypes = replace(b, exact=False).output_dtypes(options.dtype)
-    parts = problem.independent_parts()
-    if options.workers > 1 and len(parts) > 1:
-        results = _in_processes(parts, dtypes, options)
+    n_parts = 1 if problem.moves_stream else len(problem.layers)
+    if options.workers > 1 and n_parts > 1:
+        results = _in_processes(problem, dtypes, options)
     else:
-        results = (align_part(part, dtypes, options) for part in parts)
+        results = (align_part(part, dtypes, options) for part in problem.independent_parts())
     evaluations: list[Evaluation] = []
     for result in results:
         evaluations.append(result)
         if options.on_progress and not problem.moves_stream:
-            options.on_progress(len(evaluations), len(parts))
+            options.on_progress(len(evaluations), n_parts)
     return combined(problem, evaluations)
 
 
@@ -105,10 +105,10 @@ def _rotates(problem: AlignmentProblem, transform: Transform) -> bool:
 
 
 def _in_processes(
-    parts: list[AlignmentProblem], dtypes: Mapping[str, torch.dtype], options: AlignOptions
+    problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], options: AlignOptions
 ) -> Iterator[Evaluation]:
     """The same problems, spread over processes that each open the two folders for themselves."""
-    a, b = parts[0].a.path, parts[0].b.path
+    a, b = problem.a.path, problem.b.path
     if a is None or b is None:
         raise IsobasinError("workers need both models as folders on disk; save them first, or use one worker")
     threads = max(1, torch.get_num_threads() // options.workers)
@@ -116,8 +116,8 @@ def _in_processes(
     plain = replace(options, on_progress=None)
     with ProcessPoolExecutor(options.workers, context, torch.set_num_threads, (threads,)) as pool:
         tasks = [
-            pool.submit(_align_in_process, a, b, tuple(part.part.groups), part.matcher, dict(dtypes), plain)
-            for part in parts
+            pool.submit(_align_in_process, a, b, tuple(names), problem.matcher, dict(dtypes), plain)
+            for names in problem.layers.values()
         ]
         try:
             for task in tasks:

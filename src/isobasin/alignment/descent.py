@@ -7,7 +7,7 @@ blocks are independent and one visit of each is enough.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -68,7 +68,7 @@ def nearest_elements(a: Weights, b: Weights, scope: str, matcher: HeadMatcher, d
 
 def _solve_small(problem: AlignmentProblem, sweeps: int, on_sweep: OnSweep) -> SweepState:
     """Every start for a few sweeps, the best one to its end; rotations inside heads first, then the whole group."""
-    rough = replace(problem, matcher=problem.matcher.rough())
+    rough = problem.with_matcher(problem.matcher.rough())
     trials = [descend(rough, start, most=TRIAL_SWEEPS) for start in _starts(problem)]
     best = descend(rough, min(trials, key=lambda t: t.square).elements, most=sweeps, on_sweep=on_sweep)
     return descend(problem, best.elements, most=sweeps, on_sweep=on_sweep)

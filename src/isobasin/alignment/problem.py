@@ -6,7 +6,7 @@ While the stream is held, blocks do not depend on each other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -185,18 +185,27 @@ class AlignmentProblem:
         every = [name for name, tensors in self.arch.blocks.items() if tensors]
         return [name for name in every if self.moves_stream or name in self.part.groups]
 
-    def independent_parts(self) -> "list[AlignmentProblem]":
+    def with_matcher(self, matcher: HeadMatcher) -> "AlignmentProblem":
+        """The same problem with another matcher of heads, and the same normal forms."""
+        other = replace(self, matcher=matcher)
+        other.__dict__.update(form_a=self.form_a, form_b=self.form_b, activation_term=self.activation_term)
+        return other
+
+    @property
+    def layers(self) -> dict[int | None, list[str]]:
+        """The spaces that move, by layer."""
+        found: dict[int | None, list[str]] = {}
+        for name in self.part.groups:
+            found.setdefault(self.arch.spaces[name].layer, []).append(name)
+        return found
+
+    def independent_parts(self) -> "Iterator[AlignmentProblem]":
         """Problems that do not depend on each other: one where the stream moves, one per layer where it is held."""
         if self.moves_stream:
-            return [self]
-        layers: dict[int | None, list[str]] = {}
-        for name in self.part.groups:
-            layers.setdefault(self.arch.spaces[name].layer, []).append(name)
-        whole = symmetry(self.arch)
-        return [
-            AlignmentProblem(self.a, self.b, whole.restricted(names), self.matcher, self.device)
-            for names in layers.values()
-        ]
+            yield self
+            return
+        for names in self.layers.values():
+            yield replace(self, part=symmetry(self.arch).restricted(names))
 
     def pieces(self, space: str) -> Iterator[tuple[Tensors, Tensors]]:
         """The tensors of a block of A and of B in normal form; tall ones a few rows at a time."""
