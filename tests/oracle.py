@@ -199,7 +199,7 @@ def gpt2(w: Weights, config: Config, inputs: Inputs) -> list[Tensor]:
 
 
 def llama(w: Weights, config: Config, inputs: Inputs) -> list[Tensor]:
-    """Llama and Mistral: the second adds a sliding window."""
+    """Llama and its relatives: Mistral adds a sliding window, Phi-3 fuses projections."""
     n_heads, eps = config["num_attention_heads"], config["rms_norm_eps"]
     n_kv_heads = config.get("num_key_value_heads") or n_heads
     turn = partial(rotate, rope=rotary(config, config.get("head_dim") or config["hidden_size"] // n_heads))
@@ -210,13 +210,28 @@ def llama(w: Weights, config: Config, inputs: Inputs) -> list[Tensor]:
     for i in range(config["num_hidden_layers"]):
         at, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
         normed = w.rms_norm(f"layers.{i}.input_layernorm", x, eps)
-        q = heads(w.linear(at + "q_proj", normed), n_heads)
-        k, v = (heads(w.linear(at + name, normed), n_kv_heads) for name in ("k_proj", "v_proj"))
+        q, k, v = _projections(w, at, normed, config)
+        q, k, v = heads(q, n_heads), heads(k, n_kv_heads), heads(v, n_kv_heads)
         x = x + w.linear(at + "o_proj", attention(turn(q), turn(k), v, seen))
         normed = w.rms_norm(f"layers.{i}.post_attention_layernorm", x, eps)
-        units = act(w.linear(mlp + "gate_proj", normed)) * w.linear(mlp + "up_proj", normed)
-        x = x + w.linear(mlp + "down_proj", units)
+        gate, up = _gate_and_up(w, mlp, normed, config)
+        x = x + w.linear(mlp + "down_proj", act(gate) * up)
     return _decoder_outputs(w, config, inputs, w.rms_norm("norm", x, eps), "embed_tokens.weight")
+
+
+def _projections(w: Weights, at: str, x: Tensor, config: Config) -> tuple[Tensor, ...]:
+    """Queries, keys and values: three tensors, or one after the other in one (Phi-3)."""
+    if config["model_type"] != "phi3":
+        return tuple(w.linear(at + name, x) for name in ("q_proj", "k_proj", "v_proj"))
+    fused, group = w.linear(at + "qkv_proj", x), config["num_attention_heads"] // config["num_key_value_heads"]
+    n = fused.shape[-1] // (group + 2)
+    return fused.split([group * n, n, n], dim=-1)
+
+
+def _gate_and_up(w: Weights, at: str, x: Tensor, config: Config) -> tuple[Tensor, ...]:
+    if config["model_type"] != "phi3":
+        return w.linear(at + "gate_proj", x), w.linear(at + "up_proj", x)
+    return w.linear(at + "gate_up_proj", x).chunk(2, dim=-1)
 
 
 def gpt_neox(w: Weights, config: Config, inputs: Inputs) -> list[Tensor]:
@@ -331,6 +346,7 @@ _FAMILIES: Mapping[str, tuple[Callable[..., list[Tensor]], str, tuple[str, ...]]
     "llama": (llama, "model.", _TEXT),
     "mistral": (llama, "model.", _TEXT),
     "qwen2": (llama, "model.", _TEXT),
+    "phi3": (llama, "model.", _TEXT),
     "gpt_neox": (gpt_neox, "gpt_neox.", _TEXT),
     "bert": (bert, "bert.", (*_TEXT, "token_type_ids")),
     "vit": (vit, "vit.", ("pixel_values", "bool_masked_pos")),

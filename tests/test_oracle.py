@@ -109,6 +109,7 @@ def _third(n: int, which: Tensor) -> dict[str, Tensor]:
         ("mistral-gqa", 0),
         ("mistral-window", 0),
         ("qwen2-gqa", 0),
+        ("phi3-half-rotary", 0),
         ("gpt_neox-quarter-rotary", 2),
         ("gpt_neox-full-rotary", 0),
         ("gpt_neox-sequential", 2),

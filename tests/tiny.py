@@ -228,6 +228,7 @@ _FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", _RMS),
     "mistral": ("MistralConfig", _RMS | {"num_key_value_heads": 2, "sliding_window": None}),
     "qwen2": ("Qwen2Config", _RMS | {"num_key_value_heads": 2}),
+    "phi3": ("Phi3Config", _RMS | {"num_key_value_heads": 2, "pad_token_id": PAD}),
     "gpt_neox": ("GPTNeoXConfig", _DECODER | {"layer_norm_eps": 1e-3, "hidden_size": 32}),
 }
 
@@ -271,6 +272,7 @@ _vit = partial(_case, "vit")
 _llama = partial(_case, "llama")
 _mistral = partial(_case, "mistral")
 _qwen2 = partial(_case, "qwen2")
+_phi3 = partial(_case, "phi3")
 _neox = partial(_case, "gpt_neox")
 
 CASES: tuple[Case, ...] = (
@@ -334,6 +336,9 @@ CASES: tuple[Case, ...] = (
     _qwen2("gqa", "Qwen2ForCausalLM"),
     _qwen2("tied", "Qwen2ForCausalLM", tie_word_embeddings=True, num_hidden_layers=3),
     _qwen2("classifier", "Qwen2ForSequenceClassification", pad_token_id=PAD),
+    _phi3("gqa", "Phi3ForCausalLM"),
+    _phi3("half-rotary", "Phi3ForCausalLM", head_dim=8, rope_parameters=_rope("default", partial_rotary_factor=0.5)),
+    _phi3("tied", "Phi3ForCausalLM", tie_word_embeddings=True, num_hidden_layers=3),
     _neox("quarter-rotary", "GPTNeoXForCausalLM", num_attention_heads=2),
     _neox("full-rotary", "GPTNeoXForCausalLM", rotary_pct=1.0, num_hidden_layers=1),
     _neox("half-rotary", "GPTNeoXForCausalLM", rotary_pct=0.5, num_hidden_layers=3),

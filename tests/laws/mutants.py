@@ -62,7 +62,9 @@ def bent(family: str, mutant: Mutant) -> Iterator[None]:
 
 
 def _module(family: str) -> ModuleType:
-    return import_module("isobasin.arch.families." + {"mistral": "llama", "qwen2": "llama"}.get(family, family))
+    """The file that builds a family's architecture."""
+    builders = dict.fromkeys(("mistral", "qwen2", "phi3"), "llama")
+    return import_module(f"isobasin.arch.families.{builders.get(family, family)}")
 
 
 def mutants(parts: Parts) -> Iterator[Mutant]:
@@ -128,7 +130,7 @@ class Words:
             return
         inner = word.strip("()")
         frame = word.replace(inner, "{}")
-        terms = re.split(r"(?<=[}*])\+", inner)
+        terms = re.split(r"(?<=[}*|])\+", inner)
         yield inner
         yield from ["."] if len(terms) == 1 else []
         for k, term in enumerate(terms):

@@ -128,6 +128,7 @@ ATTENTION = {
     "llama": r"model\.layers\.{}\.self_attn\..*",
     "mistral": r"model\.layers\.{}\.self_attn\..*",
     "qwen2": r"model\.layers\.{}\.self_attn\..*",
+    "phi3": r"model\.layers\.{}\.self_attn\..*",
     "gpt_neox": r"gpt_neox\.layers\.{}\.attention\..*",
 }
 BLOCK = {
@@ -137,6 +138,7 @@ BLOCK = {
     "llama": r"model\.layers\.0\..*",
     "mistral": r"model\.layers\.0\..*",
     "qwen2": r"model\.layers\.0\..*",
+    "phi3": r"model\.layers\.0\..*",
     "gpt_neox": r"gpt_neox\.layers\.0\..*",
 }
 

@@ -28,7 +28,7 @@ EXACT = 1e-9
 SEEN = 1e-3
 
 every_case = pytest.mark.parametrize("name", [case.name for case in tiny.CASES])
-ROTARY = [case.name for case in tiny.CASES if case.family in ("llama", "mistral", "qwen2", "gpt_neox")]
+ROTARY = [case.name for case in tiny.CASES if case.family in ("llama", "mistral", "qwen2", "phi3", "gpt_neox")]
 ABSOLUTE = [case.name for case in tiny.CASES if case.name not in ROTARY]
 MANY_HEADS = [case.name for case in tiny.CASES if "one-head" not in case.name]
 GROUPED = [

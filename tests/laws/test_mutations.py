@@ -196,6 +196,7 @@ TRIALS: Mapping[str, Callable[[], list[Trial]]] = {
         from_transformers("llama-bare"),
         from_transformers("mistral-gqa"),
     ],
+    "phi3": lambda: [from_transformers("phi3-gqa"), from_transformers("phi3-half-rotary")],
     "gpt_neox": lambda: [
         from_transformers("gpt_neox-sequential", hidden_act="relu"),
         from_transformers("gpt_neox-quarter-rotary"),
@@ -287,6 +288,7 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "spaces: ff{i}, stream=True": NO_MEAN,
         "heads: interleaved=True": NO_ROTARY,
     },
+    "phi3": {},
     "llama": {
         "modules: mlp.gate_proj = |ff{i}| m{i}* → |ff{i}|* m{i}*": SELF_DUAL,
         "tensors: model.embed_tokens.weight = .30 resid → .30 resid*": SELF_DUAL,

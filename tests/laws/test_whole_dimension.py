@@ -97,6 +97,7 @@ _CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaConfig", _LLAMA),
     "Mistral": ("MistralConfig", _LLAMA),
     "Qwen2": ("Qwen2Config", _LLAMA),
+    "Phi3": ("Phi3Config", _LLAMA | {"pad_token_id": 0}),
     "GPTNeoX": ("GPTNeoXConfig", _NEOX),
 }
 
@@ -127,8 +128,9 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}),
     "qwen2 tied": (
         "Qwen2ForCausalLM",
-        {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
     ),
+    "phi3": ("Phi3ForCausalLM", {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}),
     "neox": ("GPTNeoXForCausalLM", {}),
     "neox sequential": ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
     "neox no attention bias": ("GPTNeoXForCausalLM", {"attention_bias": False}),

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
-from isobasin.arch.families import bert, gpt2, gpt_neox, isobasin, llama, qwen2, vit
+from isobasin.arch.families import bert, gpt2, gpt_neox, isobasin, llama, phi3, qwen2, vit
 from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for file in (gpt2, bert, vit, llama, qwen2, gpt_neox, isobasin) for family in file.FAMILIES
+    family.name: family
+    for file in (gpt2, bert, vit, llama, qwen2, phi3, gpt_neox, isobasin)
+    for family in file.FAMILIES
 }
 
 
