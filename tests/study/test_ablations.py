@@ -16,6 +16,7 @@ from isobasin.study.ablations import (
     MAX_PERMUTATIONS,
     FixedHeadAligner,
     control,
+    excess,
     head_permutations,
     heads,
     layers,
@@ -71,6 +72,10 @@ def test_an_arrangement_goes_where_it_is_told_and_keeps_the_function(tmp_path: P
 )
 def test_the_normalised_loss(method: float, best: float, naive: float, expected: float | None) -> None:
     assert normalised(method, best, naive) == expected
+
+
+def test_the_excess_is_the_rise_over_the_first_end() -> None:
+    assert excess([1.0, 3.0, 2.0]) == 2.0
 
 
 def test_a_reinitialised_layer_is_what_reinitialise_makes(tmp_path: Path) -> None:

@@ -242,3 +242,4 @@ def test_a_table_is_a_recipe_and_a_cell_a_model() -> None:
         n_classes=10, rope_theta=100.0,
     )  # fmt: skip
     assert downsample([1.0] * 250, 100) == [1.0] * 84
+    assert downsample([1.0, 3.0, 5.0, 7.0, 9.0], 3) == [2.0, 6.0, 9.0]

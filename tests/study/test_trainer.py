@@ -133,6 +133,7 @@ def test_the_rate_rises_and_falls_as_said() -> None:
     flat = TrainingRecipe(steps=4, peak_lr=1.0, warmup=0.0)
     assert flat.rate(0, 4) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
     assert TrainingRecipe(steps=4, peak_lr=1.0, warmup=1.0).rate(3, 4) == pytest.approx(1.0)
+    assert TrainingRecipe(epochs=2, batch_size=100).n_steps(n_examples=8000) == 160
 
 
 def test_the_rate_is_the_one_that_is_used() -> None:

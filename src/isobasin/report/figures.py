@@ -59,12 +59,9 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "axes.titlesize": 10,
     "axes.formatter.useoffset": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
+    **dict.fromkeys(("xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 9),
     "legend.frameon": False,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
@@ -353,11 +350,7 @@ def _bracket(axes: "Axes", pair: PairResult, path: PathCurves, name: str, metric
 
 
 def _label_place(pair: PairResult, name: str, metric: str, lam: float) -> tuple[float, tuple[int, int], Any]:
-    """Where a barrier's height is written, so that it covers no curve: share of the bracket, shift in points, anchor.
-
-    If the aligned barrier is low, the naive number stands at the foot of its bracket, under the naive curve, and the
-    aligned number above its own curve. If it is high, the naive number stands above and the aligned one at the foot.
-    """
+    """Where a barrier's height covers no curve: share of the bracket, shift in points, anchor."""
     up = 1 if metric == "loss" else -1
     outside = "bottom" if up > 0 else "top"
     left, right = {"ha": "left", "va": "center"}, {"ha": "right", "va": "center"}

@@ -19,7 +19,6 @@ from isobasin.report.result import (
     PairResult,
     PathResult,
     Source,
-    TableRow,
     bands,
     components,
     epsilon_of,
@@ -253,15 +252,13 @@ def _numbers(pair: PairResult) -> Html:
     rows = []
     for metric, found in groupby(table_rows(pair), key=lambda row: row.metric):
         name = element("th", text.metric_title(metric), colspan=len(heads), scope="rowgroup")
-        rows += [element("tr", name, class_="group"), *map(_number_row, found)]
+        rows.append(element("tr", name, class_="group"))
+        for row in found:
+            height, lam = row.barrier.height, row.barrier.lam
+            values = [text.metric(metric, value) for value in (row.start, row.middle, row.end)]
+            cells = [*values, text.barrier(metric, height), text.number(lam if height else None, 3)]
+            rows.append(table_row(concat([swatch(row.path), row.path]), *cells, kind=row.path))
     return _block("Numbers", _table("Ends, middle and barrier, naive against aligned", heads, rows, "numbers"))
-
-
-def _number_row(row: TableRow) -> Html:
-    height, lam = row.barrier.height, row.barrier.lam
-    values = [text.metric(row.metric, value) for value in (row.start, row.middle, row.end)]
-    cells = [*values, text.barrier(row.metric, height), text.number(lam if height else None, 3)]
-    return table_row(concat([swatch(row.path), row.path]), *cells, kind=row.path)
 
 
 def _distances(pair: PairResult) -> Html | None:
@@ -292,12 +289,10 @@ def _explanation(pair: PairResult) -> Html | None:
         return None
     shares = [share for found in pair.explain.values() for share in found.values() if share is not None]
     low, high = min([0.0, *shares]), max([0.01, *shares])
-    rows = [
-        table_row(
-            short(name, 40), *(bar_cell(found.get(name), low, high, path) for path, found in pair.explain.items())
-        )
-        for name in components(pair)
-    ]
+    rows = []
+    for name in components(pair):
+        bars = [bar_cell(found.get(name), low, high, path) for path, found in pair.explain.items()]
+        rows.append(table_row(short(name, 40), *bars))
     note = (
         "Mixing the outputs of a component instead of its weights takes its own barrier away; "
         "the share is how far the whole barrier then falls. Shares need not add up to 100 %."
@@ -313,10 +308,8 @@ def _plane(pair: PairResult) -> Html | None:
     picture, levels = svg.plane_picture(pair.plane, a, b), bands(pair.plane)
     if picture is None or levels is None:
         return _block("Loss on the plane", element("p", "No two finite losses on the plane differ."))
-    low, high = (
-        element("span", text.number(levels[0], 3)),
-        element("span", f"{text.number(levels[-1], 3)} and above"),
-    )
+    low = element("span", text.number(levels[0], 3))
+    high = element("span", f"{text.number(levels[-1], 3)} and above")
     legend = element("p", low, svg.scale_picture(), high, class_="legend")
     words = f"The plane through {a}, {b} and {b} aligned; dashed the naive line, solid the aligned one. Loss in nats."
     figure = element("figure", picture, legend, element("figcaption", words), class_="surface")
@@ -331,14 +324,10 @@ def _exactness(pair: PairResult) -> Html | None:
     if not changes:
         return _block("Exactness", element("p", sentence))
     low, high = svg.log_range([change for _, change in changes] + ([epsilon] if epsilon else []))
-    rows = [
-        table_row(
-            f"{layer_name(layer.layer)}, {short(layer.space, 20)}",
-            text.number(change, 2),
-            svg.log_strip(change, epsilon, low, high),
-        )
-        for layer, change in changes
-    ]
+    rows = []
+    for layer, change in changes:
+        name = f"{layer_name(layer.layer)}, {short(layer.space, 20)}"
+        rows.append(table_row(name, text.number(change, 2), svg.log_strip(change, epsilon, low, high)))
     caption = f"Largest relative change of a layer's outputs, on a logarithmic scale from 1e{low} to 1e{high}"
     if epsilon:
         caption += f"; the thin line is the step of {pair.b.details['dtype']}, {text.number(epsilon, 2)}"
@@ -353,22 +342,17 @@ def _provenance_section(result: PathResult, index: int, title: str) -> Html:
     run = {key: value for key, value in result.provenance.items() if key != "command"}
     groups = [(f"Model {model.letter}", model.details) for model in result.models]
     groups += [("Task", result.task), ("Run", run)]
+    code = element("pre", element("code", text.clean(command)), tabindex=0, aria_label="Command")
+    shown = (code, element("button", "Copy", type="button", class_="copy", aria_label="Copy the command"))
     return element(
         "section",
         element("h2", title),
-        _command(text.clean(command)) if command else None,
+        element("div", *shown, class_="command") if command else None,
         element("div", *(_group(name, details) for name, details in groups if details), class_="groups"),
         json_details("The result as JSON", "path.json"),
         class_="provenance",
         data_result=index,
     )
-
-
-def _command(command: str) -> Html:
-    return element(
-        "div", element("pre", element("code", command), tabindex=0, aria_label="Command"),
-        element("button", "Copy", type="button", class_="copy", aria_label="Copy the command"), class_="command",
-    )  # fmt: skip
 
 
 def _group(title: str, details: Mapping[str, Any]) -> Html:
@@ -395,11 +379,8 @@ def _flatten(details: Mapping[str, Any], prefix: str = "", depth: int = 1) -> li
 def _value(key: str, value: Any) -> Html:
     if value is None:
         return element("dd", text.MISSING)
-    shown = (
-        f"{value:,}"
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
-        else text.clean(value)
-    )
+    is_large = isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
+    shown = f"{value:,}" if is_large else text.clean(value)
     if key.endswith(("sha256", "fingerprint", "git")) and len(shown) > _HASH_LENGTH:
         return element("dd", element("code", f"{shown[:_HASH_LENGTH]}…", title=shown))
     return element("dd", shown)

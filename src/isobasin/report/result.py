@@ -159,12 +159,7 @@ Source = Mapping[str, Any] | Path | str | PathResult | HasResult
 
 
 def read_result(source: Source) -> PathResult:
-    """Read and validate a result from a mapping or a path.json.
-
-    >>> read_result({"kind": "isobasin.path", "schema": 1, "lambdas": [0, 1],
-    ...     "curves": {"A-B": {"naive": {"loss": [1, 2]}}}}).pairs[0].a.label
-    'A'
-    """
+    """Read and validate a result from a mapping or a path.json."""
     if isinstance(source, PathResult):
         return source
     if isinstance(source, HasResult):
@@ -345,12 +340,10 @@ def _path(document: Field, key: str, name: str, lambdas: tuple[float, ...]) -> P
     for metric in WITH_BARRIER:
         height, lam = (document[part][key][name][metric].number() for part in ("barrier", "barrier_lambda"))
         computed = barrier_of(lambdas, curves.get(metric, ()), rising=metric in RISING)
-        if height is None or computed.height is None:  # the file does not give it, or its curve has none
-            barriers[metric] = computed
-        else:
-            barriers[metric] = BarrierPoint(
-                max(height, 0.0), lam if lam is not None and 0 <= lam <= 1 else computed.lam
-            )
+        barriers[metric] = computed
+        if height is not None and computed.height is not None:  # the file gives it, and its curve has one
+            place = lam if lam is not None and 0 <= lam <= 1 else computed.lam
+            barriers[metric] = BarrierPoint(max(height, 0.0), place)
     return PathCurves(curves, barriers)
 
 
@@ -432,11 +425,8 @@ class PathVerdict:
 
 
 def verdict(pair: PairResult) -> PathVerdict:
-    """Decide whether two models are linearly connected.
-
-    Connected: the aligned loss barrier is at most 5 % of the naive one, or at most 0.02 nats. A naive barrier of at
-    most 0.02 nats means connected already. A curve with a value that is not finite has no barrier: not measured.
-    """
+    """Decide by RULE whether two models are linearly connected. A naive barrier of at most 0.02 nats means connected
+    already. A curve with a value that is not finite has no barrier: not measured."""
     naive = pair.paths["naive"].barrier("loss").height
     path = pair.paths.get("aligned")
     aligned = path.barrier("loss").height if path else None

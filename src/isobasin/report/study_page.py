@@ -1,7 +1,4 @@
-"""The report of a study: summary.json, figures and one self-contained page, from the study's JSON alone.
-
-matplotlib is imported on use.
-"""
+"""The report of a study: summary.json, figures and one self-contained page, from the study's JSON alone."""
 
 import re
 from collections import Counter
@@ -60,11 +57,7 @@ Drawing = tuple[str, figures.Size, figures.Draw]  # file name, size, function th
 
 
 def write_study_report(folder: Path, output: Path | None = None) -> Path:
-    """Write report.html, summary.json and figures/ into the folder; `output` is another place for the page.
-
-    >>> write_study_report(Path("results/digits"))  # doctest: +SKIP
-    PosixPath('results/digits/report.html')
-    """
+    """Write report.html, summary.json and figures/ into the folder; `output` is another place for the page."""
     folder = Path(folder)
     place = folder / PAGE if output is None else Path(output)
     study = read_study(folder)
@@ -226,16 +219,14 @@ def _positions_section(study: Study) -> Html | None:
     pairs = [f"{label}, {side}" for label in labels for side in ("absolute", "RoPE")]
     heads = ("cell", "absolute is", f"{NAIVE}, absolute", f"{NAIVE}, RoPE", *pairs)
     caption = "Naive barrier in nats, and the share of it that is left, by kind of positions"
-    table = _table(caption, heads, [_facing_row(*cells, labels) for cells in found])
-    return _section("Absolute against rotary positions", "positions", table)
-
-
-def _facing_row(cell: CellResult, rotary: CellResult, labels: Sequence[str]) -> Html:
-    sides = (scores(cell), scores(rotary))
-    name = concat([f"{model_name(cell)} on {data_name(cell)}", element("small", scope_and_size(cell))])
-    naive = [text.metric("loss", side[NAIVE].mean) for side in sides]
-    shares = [text.percent(side[label].share) if label in side else text.MISSING for label in labels for side in sides]
-    return table_row(name, str(cell.about.get("positions")), *naive, *shares)
+    rows = []
+    for cell, rotary in found:
+        sides = (scores(cell), scores(rotary))
+        name = concat([f"{model_name(cell)} on {data_name(cell)}", element("small", scope_and_size(cell))])
+        naive = [text.metric("loss", side[NAIVE].mean) for side in sides]
+        both = [side[label].share if label in side else None for label in labels for side in sides]
+        rows.append(table_row(name, str(cell.about.get("positions")), *naive, *map(text.percent, both)))
+    return _section("Absolute against rotary positions", "positions", _table(caption, heads, rows))
 
 
 def _share_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
@@ -395,12 +386,8 @@ def _control_section(study: Study) -> Html | None:
     caption = (
         "Q–K of a model changed inside and outside its group, then aligned to itself: rise of the loss over the model"
     )
-    rows = [
-        _control_row(cell, side, found[side])
-        for cell in cells
-        for found in cell.ablations["control"]
-        for side in ("inside", "outside")
-    ]
+    each = [(cell, found) for cell in cells for found in cell.ablations["control"]]
+    rows = [_control_row(cell, side, found[side]) for cell, found in each for side in ("inside", "outside")]
     table = _table(caption, heads, rows)
     return _section("The control: inside and outside the group", "control", element("p", words), table)
 
@@ -648,10 +635,8 @@ def _plot_control(cell: CellResult, found: JsonObject, name: str) -> Drawing:
         for axes, side in zip(grid, ("inside", "outside")):
             for path in (NAIVE, "aligned"):
                 for number, curves in enumerate(found[side]["curves"]):
-                    label = "_" if number else path
-                    axes.plot(
-                        found["lambdas"], figures.as_nan(curves[path]), color=figures.COLOURS[path], lw=1.8, label=label
-                    )
+                    label, values = "_" if number else path, figures.as_nan(curves[path])
+                    axes.plot(found["lambdas"], values, color=figures.COLOURS[path], lw=1.8, label=label)
             axes.set_title(f"{side} the group: {found[side]['element'][0]}")
             axes.set_xlabel("λ, from the model to itself disguised")
             _set_path_axes(axes)
@@ -720,14 +705,8 @@ def _plot_sweep(sweep: Sweep, name: str) -> Drawing:
         axes = figure.subplots()
         places = range(len(sweep.cells))
         for label, values in sweep.means.items():
-            axes.plot(
-                places,
-                figures.as_nan(values),
-                "o-",
-                color=figures.COLOURS[matcher_of(label)],
-                label=label,
-                clip_on=False,
-            )
+            colour = figures.COLOURS[matcher_of(label)]
+            axes.plot(places, figures.as_nan(values), "o-", color=colour, label=label, clip_on=False)
         axes.set_xticks(list(places), [f"{number:g}" for number, _ in sweep.cells])
         axes.set_xlabel(sweep.what)
         axes.set_ylabel("Mean loss barrier (nats)")

@@ -211,16 +211,10 @@ def plane_picture(plane: LossPlane, a: str, b: str) -> Html | None:
         f"Loss on the plane through {', '.join(short(name) for name in points)}, from {text.number(levels[0])} "
         f"to {text.number(levels[-1])} and above"
     )
-    return picture(
-        _PLANE_WIDTH,
-        height,
-        "plane",
-        element("rect", width=_PLANE_WIDTH, height=height, class_="unknown"),
-        *_band_paths(plane, levels, height),
-        *lines,
-        *(shape for name, at in points.items() for shape in _model(name, at)),
-        label=label,
-    )
+    background = element("rect", width=_PLANE_WIDTH, height=height, class_="unknown")
+    models = [shape for name, at in points.items() for shape in _model(name, at)]
+    shapes = (background, *_band_paths(plane, levels, height), *lines, *models)
+    return picture(_PLANE_WIDTH, height, "plane", *shapes, label=label)
 
 
 def scale_picture() -> Html:

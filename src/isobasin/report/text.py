@@ -118,11 +118,7 @@ Attribute = str | int | float | bool | None
 
 
 def element(tag: str, *children: Child, **attributes: Attribute) -> Html:
-    """One element. `class_` is class, `aria_label` is aria-label; None and False leave an attribute out.
-
-    >>> print(element("td", "a < b", class_="number", title=None))
-    <td class="number">a &lt; b</td>
-    """
+    """One element. `class_` is class, `aria_label` is aria-label; None and False leave an attribute out."""
     named = "".join(_attribute(name, value) for name, value in attributes.items())
     return Html(f"<{tag}{named}>{concat(children)}</{tag}>")
 

@@ -75,11 +75,7 @@ def heads(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context
 
 
 def normalised(method: float, best: float, naive: float) -> float | None:
-    """L̂ = 100 (L_method − L_best) / (L_naive − L_best); None if the naive path is as good as the best.
-
-    >>> normalised(1.1, 1.0, 2.0)
-    10.0
-    """
+    """L̂ = 100 (L_method − L_best) / (L_naive − L_best); None if the naive path is as good as the best."""
     return round(100 * (method - best) / (naive - best), 10) if naive > best else None
 
 
@@ -133,8 +129,7 @@ class FixedHeadAligner:
         return nearest_elements(self.a, self.b, self.scope, matcher, CPU)
 
     @cached_property
-    def _other_elements(self) -> Mapping[str, Element]:
-        """The elements of stream and units."""
+    def _other_elements(self) -> Mapping[str, Element]:  # of stream and units
         spaces = self.b.arch.spaces
         return {name: g for name, g in self._matched_elements.items() if spaces[name].role != "heads"}
 
@@ -179,7 +174,9 @@ def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, contex
     mixture = FlatModel.of(model, torch.device(context.device))
     trained = mixture.buffer.clone()
     seeds = list(settings.get("seeds", range(SAMPLES)))
-    fresh = {seed: mixture.vector(_initialised(model, seed)) for seed in seeds}
+    config = ModelConfig.from_dict(dict(model.config))
+    initialised = {seed: Transformer(config, seed=seed).state_dict() for seed in seeds}
+    fresh = {seed: mixture.vector(load(state, config.to_dict())) for seed, state in initialised.items()}
 
     def place(layer: int | None, seed: int) -> None:
         mixture.buffer.copy_(trained)
@@ -201,11 +198,6 @@ def layers(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, contex
         "accuracy_before": found["before"]["accuracy"],
         "n_samples": task.n_samples,
     }
-
-
-def _initialised(model: Weights, seed: int) -> Weights:
-    config = ModelConfig.from_dict(dict(model.config))
-    return load(Transformer(config, seed=seed).state_dict(), config.to_dict())
 
 
 def control(settings: Mapping[str, Any], needs: Sequence[Path], out: Path, context: Context) -> dict[str, Any]:
@@ -253,11 +245,7 @@ def _reparametrise_and_align(
 
 
 def excess(losses: Sequence[float]) -> float:
-    """The largest rise over the first end. Unlike the barrier it shows that the other end is bad.
-
-    >>> excess([1.0, 3.0, 2.0])
-    2.0
-    """
+    """The largest rise over the first end. Unlike the barrier it shows that the other end is bad."""
     return max(losses) - losses[0]
 
 

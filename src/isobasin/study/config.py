@@ -1,7 +1,4 @@
-"""Grid files, `GRID.toml`: every key with the values it takes, and the cells that a grid spans.
-
-An unknown key or a wrong value is an error that names it.
-"""
+"""Grid files, `GRID.toml`: every key with the values it takes, and the cells that a grid spans."""
 
 import difflib
 import itertools
@@ -36,12 +33,8 @@ class Field:
     spans: bool = False
 
 
-def _is_whole(value: Any, low: int) -> bool:
+def _is_whole(value: Any, low: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
-
-
-def _is_seed(value: Any) -> bool:
-    return _is_whole(value, 0)
 
 
 def _one_of(words: tuple[str, ...], **more: Any) -> Field:
@@ -85,7 +78,7 @@ PRETRAIN: Mapping[str, Field] = {
     **RECIPE,
     "dataset": _text(),
     "checkpoint": _text(),
-    "seed": Field(_is_seed, "a whole number", default=0),
+    "seed": Field(_is_whole, "a whole number", default=0),
 }
 CELL: Mapping[str, Field] = {
     "model": _one_of(tuple(DATA_KINDS), required=True, spans=True),
@@ -100,7 +93,7 @@ CELL: Mapping[str, Field] = {
     "frozen": Field(lambda value: isinstance(value, bool), "true or false", default=False, spans=True),
     "finetune_heads": _count(spans=True),
     "seeds": Field(
-        lambda value: isinstance(value, list) and len(value) > 1 and all(map(_is_seed, value)),
+        lambda value: isinstance(value, list) and len(value) > 1 and all(map(_is_whole, value)),
         "a list of at least two whole numbers",
         default=(1, 2, 3),
     ),
@@ -131,26 +124,18 @@ def checked(table: Mapping[str, Any], known: Mapping[str, Field], where: str) ->
     if missing:
         raise IsobasinError(f"{where}: {missing[0]} is missing, expected {known[missing[0]].expected}")
     for key, value in table.items():
-        _check_value(value, known[key], f"{where}: {key}")
+        expected, is_span = known[key].expected, known[key].spans and isinstance(value, list)
+        if is_span and not value:
+            raise IsobasinError(f"{where}: {key} is an empty list; name at least one value, {expected}")
+        for one in value if is_span else [value]:
+            if not known[key].valid(one):
+                raise IsobasinError(f"{where}: {key} is {one!r}, expected {expected}")
     return {key: table.get(key, field.default) for key, field in known.items()}
-
-
-def _check_value(value: Any, field: Field, where: str) -> None:
-    is_span = field.spans and isinstance(value, list)
-    if is_span and not value:
-        raise IsobasinError(f"{where} is an empty list; name at least one value, {field.expected}")
-    for one in value if is_span else [value]:
-        if not field.valid(one):
-            raise IsobasinError(f"{where} is {one!r}, expected {field.expected}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatcherConfig:
-    """One way to align a pair, as a table of the grid gives it. The last four keys are for `learned` only.
-
-    >>> MatcherConfig.from_table({"matcher": "weights", "stage2": "none"}).label
-    'weights/none'
-    """
+    """One way to align a pair, as a table of the grid gives it. The last four keys are for `learned` only."""
 
     matcher: str = "weights"
     stage2: str = "full"
@@ -262,20 +247,15 @@ def read_grid(path: str | Path) -> Grid:
     given = checked(table, GRID, str(path))
     if not given["cells"]:
         raise IsobasinError(f"{path}: no cells; add a [[cells]] block")
-    cells = [cell for n, block in enumerate(given["cells"], 1) for cell in _expand(block, f"{path}: cells {n}")]
-    return Grid(given["name"], _without_duplicates(cells), text)
-
-
-def _without_duplicates(cells: list[Cell]) -> tuple[Cell, ...]:
-    """Blocks may overlap: equal cells are kept once. Two different cells with one label are an error."""
-    found: dict[str, Cell] = {}
-    for cell in cells:
-        if found.setdefault(cell.label, cell) != cell:
-            raise IsobasinError(
-                f"two cells are called {cell.label!r} but differ in settings that the name does not show; "
-                "put them into two grid files"
-            )
-    return tuple(found.values())
+    found: dict[str, Cell] = {}  # blocks may overlap: equal cells are kept once
+    for n, block in enumerate(given["cells"], 1):
+        for cell in _expand(block, f"{path}: cells {n}"):
+            if found.setdefault(cell.label, cell) != cell:
+                raise IsobasinError(
+                    f"two cells are called {cell.label!r} but differ in settings that the name does not show; "
+                    "put them into two grid files"
+                )
+    return Grid(given["name"], tuple(found.values()), text)
 
 
 def _expand(block: Any, where: str) -> Iterator[Cell]:
@@ -288,22 +268,18 @@ def _expand(block: Any, where: str) -> Iterator[Cell]:
         if table[name] is not None:
             inside = checked(table[name], PRETRAIN if name == "pretrain" else RECIPE, f"{where}: {name}")
             flat |= {(name, key): value for key, value in inside.items()}
-    axes = [key for key, value in flat.items() if _field(key).spans and isinstance(value, list)]
+    known = {key: CELL[key[0]] if len(key) == 1 else PRETRAIN[key[1]] for key in flat}
+    axes = [key for key, value in flat.items() if known[key].spans and isinstance(value, list)]
     for values in itertools.product(*(flat[key] for key in axes)):
         varied = {key: value for key, value in zip(axes, values) if len(key) > 1 and len(flat[key]) > 1}
         yield _cell(flat | dict(zip(axes, values)), varied, where)
 
 
-def _field(key: tuple[str, ...]) -> Field:
-    return CELL[key[0]] if len(key) == 1 else PRETRAIN[key[1]]
-
-
 def _cell(flat: Mapping[tuple[str, ...], Any], varied: Mapping[tuple[str, ...], Any], where: str) -> Cell:
     """A cell of single values. Settings that its scope does not use are left out, so that equal cells compare equal."""
     own = {key[0]: value for key, value in flat.items() if len(key) == 1}
-    tables = {
-        name: {key[1]: value for key, value in flat.items() if key[0] == name and len(key) > 1} for name in _RECIPES
-    }
+    nested = {key: value for key, value in flat.items() if len(key) > 1}
+    tables = {name: {key[1]: value for key, value in nested.items() if key[0] == name} for name in _RECIPES}
     own["positions"] = preset_settings(own["model"], own["positions"])["positions"]
     _check_sizes(own, where)
     _check_seeds(own, tables["pretrain"], where)

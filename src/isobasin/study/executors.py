@@ -78,7 +78,8 @@ class _Schedule:
             self._block_dependents()
 
     def next_ready(self) -> Job | None:
-        return next((job for job in self.waiting if not any(self._is_open(need) for need in job.needs)), None)
+        still_open = self.waiting | self.running
+        return next((job for job in self.waiting if not any(need in still_open for need in job.needs)), None)
 
     def start(self, job: Job) -> None:
         del self.waiting[job]
@@ -99,19 +100,15 @@ class _Schedule:
             self._fail(job, outcome.error)
             self._block_dependents()
 
-    def _is_open(self, job: Job) -> bool:
-        return job in self.waiting or job in self.running
-
-    def _fail(self, job: Job, reason: str) -> None:
+    def _fail(self, job: Job, reason: str, event: Event = "failed") -> None:
         self.failed[job] = None
-        self.on_event("failed", job, reason)
+        self.on_event(event, job, reason)
 
     def _block_dependents(self) -> None:
         for job in list(self.waiting):  # needs come first, so one pass reaches all dependents
             if any(need in self.failed for need in job.needs):
                 del self.waiting[job]
-                self.failed[job] = None
-                self.on_event("blocked", job, "")
+                self._fail(job, "", "blocked")
 
 
 def execute(jobs: Iterable[Job], store: Store, pool: Pool, on_event: OnEvent, *, retry: bool = False) -> None:

@@ -124,11 +124,7 @@ def _train_and_test(
 
 
 def recipe_from_table(table: Mapping[str, Any]) -> TrainingRecipe:
-    """A table of the grid, whose keys were checked when it was read, as a recipe.
-
-    >>> recipe_from_table({"epochs": 2, "batch": 64, "rate": 1e-3}).batch_size
-    64
-    """
+    """A table of the grid, whose keys were checked when it was read, as a recipe."""
     given = {key: value for key, value in table.items() if key != "augment" and value is not None}
     return TrainingRecipe(**{_RECIPE_KEYS.get(key, key): value for key, value in given.items()})
 
@@ -143,11 +139,7 @@ def evaluate(model: Transformer, task: Task, device: torch.device) -> dict[str, 
 
 
 def downsample(values: Sequence[float], most: int) -> list[float]:
-    """Means of at most `most` runs of equal length.
-
-    >>> downsample([1.0, 3.0, 5.0, 7.0, 9.0], 3)
-    [2.0, 6.0, 9.0]
-    """
+    """Means of at most `most` runs of equal length."""
     run = max(1, math.ceil(len(values) / most))
     parts = [values[k : k + run] for k in range(0, len(values), run)]
     return [sum(part) / len(part) for part in parts]
@@ -215,12 +207,7 @@ def _with_classes(model: Transformer, n_classes: int | None) -> Transformer:
 
 
 def scope_parameters(model: Transformer, scope: str) -> frozenset[str]:
-    """Names of the parameters in a scope. Attention is q, k, v and o, without the norm before it.
-
-    >>> config = ModelConfig(d_model=8, n_layers=2, n_heads=2, d_ff=16, d_vocab=5, n_positions=4, bias=False)
-    >>> sorted(scope_parameters(Transformer(config), "first-attention"))[:2]
-    ['blocks.0.attn.k.weight', 'blocks.0.attn.o.weight']
-    """
+    """Names of the parameters in a scope. Attention is q, k, v and o, without the norm before it."""
     if scope not in SCOPES:
         raise ArchitectureError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
     names = [name for name, _ in model.named_parameters()]

@@ -44,12 +44,6 @@ class Job:
     """A kind of work, all settings that its result depends on, and the jobs whose folders it reads.
 
     The key is the beginning of sha256 over canonical JSON of (kind, its version, settings, keys of needs).
-
-    >>> a = Job("pretrain", {"model": "vit", "seed": 1})
-    >>> a.key == Job("pretrain", {"seed": 1, "model": "vit"}).key, a.key == Job("pretrain", {"model": "vit"}).key
-    (True, False)
-    >>> len(Job("finetune", {"scope": "model"}, (a,)).key)
-    24
     """
 
     kind: str
@@ -69,11 +63,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """A short description for progress messages.
-
-        >>> Job("finetune", {"scope": "first-block", "seed": 2}, (Job("pretrain", {"model": "vit"}),)).title
-        'finetune first-block seed 2'
-        """
+        """A short description for progress messages, such as `finetune first-block seed 2`."""
         shown = ("model", "positions", "dataset", "scope")
         words = [Path(str(self.settings[key])).name for key in shown if self.settings.get(key) is not None]
         seed = [f"seed {self.settings['seed']}"] if self.settings.get("seed") else []
@@ -177,11 +167,19 @@ class CellPlan:
 
 def plan_cell(cell: Cell, *, checkpoint: Mapping[str, str] | None = None) -> CellPlan:
     """The jobs of a cell. `checkpoint` replaces pretraining. Only labelled text has a baseline."""
-    pretrained = None if cell.scope == "model" else _pretrain(cell, checkpoint)
-    if pretrained is None:
-        models = tuple(_pretrain_job(cell, cell.dataset, cell.whole, seed) for seed in cell.seeds)
+    pretrained = None
+    if cell.scope == "model":
+        models = tuple(_pretrain(cell, cell.dataset, cell.whole, seed) for seed in cell.seeds)
     else:
-        models = tuple(_finetune(cell, seed, pretrained) for seed in cell.seeds)
+        dataset, first = cell.dataset, cell.pretrain
+        if checkpoint is not None:
+            pretrained = Job("pretrain", _shape(cell) | {"dataset": dataset, "checkpoint": dict(checkpoint)})
+        else:
+            pretrained = _pretrain(cell, first["dataset"] or dataset, first, first["seed"] or 0)
+        train = _train(cell.finetune)
+        tuned = {"heads": cell.finetune_heads, "frozen": cell.frozen, "dataset": dataset, "train": train}
+        starts = [{"scope": cell.scope, "seed": seed} for seed in cell.seeds]
+        models = tuple(Job("finetune", start | tuned, (pretrained,)) for start in starts)
     measured = {"dataset": cell.dataset, "samples": cell.samples}
     matchers = [_matcher_settings(config) for config in cell.matchers]
     settings = measured | {"matchers": matchers, "scope": cell.scope, "points": cell.points}
@@ -205,26 +203,8 @@ def _train(recipe: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pretrain(cell: Cell, checkpoint: Mapping[str, str] | None) -> Job:
-    if checkpoint is not None:
-        return Job("pretrain", _shape(cell) | {"dataset": cell.dataset, "checkpoint": dict(checkpoint)})
-    return _pretrain_job(cell, cell.pretrain["dataset"] or cell.dataset, cell.pretrain, cell.pretrain["seed"] or 0)
-
-
-def _pretrain_job(cell: Cell, dataset: str, recipe: Mapping[str, Any], seed: int) -> Job:
+def _pretrain(cell: Cell, dataset: str, recipe: Mapping[str, Any], seed: int) -> Job:
     return Job("pretrain", _shape(cell) | {"dataset": dataset, "train": _train(recipe), "seed": seed})
-
-
-def _finetune(cell: Cell, seed: int, pretrained: Job) -> Job:
-    settings = {
-        "scope": cell.scope,
-        "seed": seed,
-        "heads": cell.finetune_heads,
-        "frozen": cell.frozen,
-        "dataset": cell.dataset,
-        "train": _train(cell.finetune),
-    }
-    return Job("finetune", settings, (pretrained,))
 
 
 def _matcher_settings(config: MatcherConfig) -> dict[str, Any]:

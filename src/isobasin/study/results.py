@@ -252,30 +252,19 @@ class Score:
         return self.output_change is None or self.output_change <= MAX_OUTPUT_CHANGE
 
 
-def _midpoint_value(curve: Sequence[float | None]) -> float | None:
-    return curve[midpoint(grid(len(curve)))] if curve else None
-
-
 def scores(cell: CellResult, metric: str = "loss") -> dict[str, Score]:
     """The scores of every matcher of a cell that is done, the naive path first; none for other cells."""
     if not cell.done:
         return {}
-    naive = tuple(pair.barrier(NAIVE, metric) for pair in cell.pairs)
-    return {
-        label: Score(
-            label,
-            tuple(pair.barrier(label, metric) for pair in cell.pairs),
-            naive,
-            _largest_output_change(cell.pairs, label),
-            mean([_midpoint_value(pair.curve(label, metric)) for pair in cell.pairs]),
-        )
-        for label in (NAIVE, *cell.labels)
-    }
-
-
-def _largest_output_change(pairs: Sequence[PairResult], label: str) -> float | None:
-    found = [(pair.facts.get("output_change") or {}).get(label) for pair in pairs]
-    return max((value for value in found if value is not None), default=None)
+    naive, found = tuple(pair.barrier(NAIVE, metric) for pair in cell.pairs), {}
+    for label in (NAIVE, *cell.labels):
+        each = tuple(pair.barrier(label, metric) for pair in cell.pairs)
+        changes = [(pair.facts.get("output_change") or {}).get(label) for pair in cell.pairs]
+        largest = max((value for value in changes if value is not None), default=None)
+        curves = [pair.curve(label, metric) for pair in cell.pairs]
+        half = mean([curve[midpoint(grid(len(curve)))] if curve else None for curve in curves])
+        found[label] = Score(label, each, naive, largest, half)
+    return found
 
 
 def quality(cell: CellResult, metric: str) -> float | None:

@@ -58,15 +58,7 @@ class PendingResult:
 
 @dataclass(frozen=True)
 class Store:
-    """The folder of a study.
-
-    >>> import tempfile
-    >>> store, job = Store(Path(tempfile.mkdtemp())), Job("pretrain", {"seed": 1})
-    >>> with store.writing(job) as pending:
-    ...     result = pending.commit({"loss": float("nan")}, seconds=1.0)
-    >>> store.is_done(job), store.result(job)["loss"]
-    (True, None)
-    """
+    """The folder of a study."""
 
     root: Path
 

@@ -23,12 +23,6 @@ from isobasin.model import ModelConfig, Transformer
 from isobasin.tasks.datasets import model_inputs, windows
 from isobasin.tasks.task import IGNORED
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""Changes a batch of inputs at random, with random numbers from the generator only."""
-
-Watch = Callable[[int, int], None]
-"""Called after every step with the number of steps done and the number of all steps."""
-
 ParameterGroups = list[dict[str, Any]]
 
 _SECTION = "training"
@@ -38,11 +32,7 @@ _MAX_COMPILED = 64  # model and batch shapes that one process may compile; torch
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecipe:
-    """AdamW with linear warm-up and cosine decay to zero. Give either `steps` or `epochs`.
-
-    >>> TrainingRecipe(epochs=2, batch_size=100).n_steps(n_examples=8000)
-    160
-    """
+    """AdamW with linear warm-up and cosine decay to zero. Give either `steps` or `epochs`."""
 
     steps: int | None = None
     epochs: float | None = None
@@ -76,12 +66,7 @@ class TrainingRecipe:
         return math.ceil(self.epochs * n_examples / self.batch_size)
 
     def rate(self, step: int, of: int) -> float:
-        """Learning rate of step 0 … of − 1.
-
-        >>> recipe = TrainingRecipe(steps=10, peak_lr=1.0, warmup=0.2)
-        >>> [round(recipe.rate(step, 10), 2) for step in (0, 1, 5, 9)]
-        [0.5, 1.0, 0.5, 0.0]
-        """
+        """Learning rate of step 0 … of − 1."""
         return warmup_cosine(step, of, peak=self.peak_lr, warmup_steps=self.warmup * of)
 
 
@@ -308,27 +293,24 @@ def train(
     *,
     seed: int,
     only: Collection[str] | None = None,
-    augment: Augment | None = None,
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
     pad: int | None = None,
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
     graphed: bool = False,
     compiled: bool = False,
     checkpoints: CheckpointConfig | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> TrainResult:
-    """Train a copy of the model; the model itself is not changed.
+    """Train a copy of the model; the model itself is not changed. The copy is returned in evaluation mode.
 
     `inputs` are images (floats, or bytes, which are scaled) or rows of token ids with a class each (or a token at each
     position, IGNORED = −100 where none is scored) in `targets`. With `targets=None` they are one long row of token ids
-    for a language model. `only` names the parameters that are trained; `augment` changes each batch of inputs; `pad` is
-    the token that pads short rows on the right, and is masked. The order of examples depends on `seed` alone; on one
-    thread so do the weights, also if the run was killed and resumed from `checkpoints`. `graphed` records a step once
-    and replays it (CUDA); with `compiled` its kernels are fused first.
-
-    >>> config = ModelConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, d_vocab=5, n_positions=4, causal=True)
-    >>> len(train(Transformer(config), torch.arange(40) % 5, None, TrainingRecipe(steps=2), seed=0).losses)
-    2
+    for a language model. `only` names the parameters that are trained; `augment` changes each batch of inputs, with
+    random numbers from its generator only; `pad` is the token that pads short rows on the right, and is masked. The
+    order of examples depends on `seed` alone; on one thread so do the weights, also if the run was killed and resumed
+    from `checkpoints`. `graphed` records a step once and replays it (CUDA); with `compiled` its kernels are fused
+    first. `watch` is called after every step with the number of steps done and of all steps.
     """
     device = torch.device(device) if device is not None else next(model.parameters()).device
     data = training_examples(model.config, inputs.to(device), None if targets is None else targets.to(device))
@@ -361,7 +343,10 @@ def train(
             saved_at = time.monotonic()
         if watch:
             watch(state.step, n_steps)
-    return TrainResult(_finished(learner, like=model), tuple(state.read_losses()), tuple(state.history))
+    learner.zero_grad(set_to_none=True)
+    for name, parameter in model.named_parameters():
+        learner.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return TrainResult(learner.eval(), tuple(state.read_losses()), tuple(state.history))
 
 
 @dataclass
@@ -420,11 +405,3 @@ def _restore_weights(learner: Transformer, optimizer: torch.optim.Optimizer, sav
                 state[name].copy_(value)
             else:
                 state[name] = value.clone().to(optimized.device)
-
-
-def _finished(learner: Transformer, like: Transformer) -> Transformer:
-    """In evaluation mode, without gradients, and with the `requires_grad` of `like`; it stays on its device."""
-    learner.zero_grad(set_to_none=True)
-    for name, parameter in like.named_parameters():
-        learner.get_parameter(name).requires_grad_(parameter.requires_grad)
-    return learner.eval()
