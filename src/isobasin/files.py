@@ -89,10 +89,6 @@ class AtomicFolder:
     `.NAME.isobasin-tmp-XXXX/` beside it holds a marker (process and host of the writer), `new/`, into which the caller
     writes, and between two renames `old/`, the folder that is replaced. The marker lies outside `new/`, so that no
     output contains it, and is removed last, so that `remove_stale` recognises what a killed process left.
-
-    >>> with AtomicFolder(Path("out")) as folder:  # doctest: +SKIP
-    ...     (folder.new / "config.json").write_text("{}")
-    ...     folder.commit()
     """
 
     def __init__(self, out: Path) -> None:
@@ -226,13 +222,6 @@ class ResumeFile:
     and data, options and the version. A file with another key, or a damaged one, counts as empty. `keep` replaces the
     file atomically. Values are JSON; with `tensors` they may hold tensors (`torch.save`, read with `weights_only`).
     With `writes=False` the file is read and never changed, as in all processes of a group but the first.
-
-    >>> store = ResumeFile(Path(tempfile.mkdtemp()) / "path.json", "partial", {"seed": 0})
-    >>> store.keep("0.5", {"loss": 1.25})
-    >>> ResumeFile(store.output, "partial", {"seed": 0}).find("0.5")
-    {'loss': 1.25}
-    >>> ResumeFile(store.output, "partial", {"seed": 1}).find("0.5") is None
-    True
     """
 
     def __init__(
@@ -294,11 +283,7 @@ class ResumeFile:
 
 
 def strict_json(value: Any, *, max_depth: int | None = None) -> Any:
-    """The value as strict JSON data: tuples become lists, NaN and infinities null, lone surrogates question marks.
-
-    >>> strict_json({"loss": (1.0, float("nan"))})
-    {'loss': [1.0, None]}
-    """
+    """The value as strict JSON data: tuples become lists, NaN and infinities null, lone surrogates question marks."""
     if max_depth is not None and max_depth < 0:
         raise ValueError("nested too deeply")
     inside = None if max_depth is None else max_depth - 1

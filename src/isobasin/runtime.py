@@ -100,8 +100,7 @@ def change(before: Tensor, after: Tensor) -> float:
 def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Float[Tensor, "n outputs"]:
     """Everything a module puts out on a batch, one row per input."""
     if weights.family.own:
-        scores: Tensor = module(*inputs.values())
-        return scores.flatten(1)
+        return module(*inputs.values()).flatten(1)
     found = module(**inputs)
     return torch.cat([found[name].flatten(1) for name in OUTPUTS if found.get(name) is not None], dim=1)
 
@@ -111,13 +110,11 @@ def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
     if weights.family.own:
         x = inputs.get("input_ids", inputs.get("pixel_values"))
         mask = inputs.get("attention_mask")
-        own: Tensor = model(x, None if mask is None else mask.bool())
-        return own
+        return model(x, None if mask is None else mask.bool())
     found = model(**inputs)
     for name in ("logits", "prediction_logits"):
         if found.get(name) is not None:
-            scores: Tensor = found[name]
-            return scores
+            return found[name]
     raise ArchitectureError(f"{type(model).__name__} has no logits, so there is nothing to measure: give it a head")
 
 
@@ -199,5 +196,4 @@ def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
             "does not have it: complete the folder or correct architectures in config.json"
         )
     model.config.use_cache = False  # nothing is generated here, and a component that runs twice would fill it twice
-    ready: torch.nn.Module = model.eval()
-    return ready
+    return model.eval()

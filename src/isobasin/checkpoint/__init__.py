@@ -1,17 +1,11 @@
 """Checkpoint folders on disk: lazy reading of untrusted files and atomic writing, for any architecture."""
 
-from isobasin.checkpoint.header import DTYPE_POLICIES, TensorInfo, check_finite, dtype_name, output_dtype, with_dtype
-from isobasin.checkpoint.reader import Checkpoint, open_checkpoint
-from isobasin.checkpoint.writer import CheckpointWriter
-
-__all__ = [
-    "DTYPE_POLICIES",
-    "Checkpoint",
-    "CheckpointWriter",
-    "TensorInfo",
-    "check_finite",
-    "dtype_name",
-    "open_checkpoint",
-    "output_dtype",
-    "with_dtype",
-]
+from isobasin.checkpoint.header import DTYPE_POLICIES as DTYPE_POLICIES
+from isobasin.checkpoint.header import TensorInfo as TensorInfo
+from isobasin.checkpoint.header import check_finite as check_finite
+from isobasin.checkpoint.header import dtype_name as dtype_name
+from isobasin.checkpoint.header import output_dtype as output_dtype
+from isobasin.checkpoint.header import with_dtype as with_dtype
+from isobasin.checkpoint.reader import Checkpoint as Checkpoint
+from isobasin.checkpoint.reader import open_checkpoint as open_checkpoint
+from isobasin.checkpoint.writer import CheckpointWriter as CheckpointWriter

@@ -51,11 +51,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def output_dtype(policy: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype a tensor of `dtype` is written in; only floating tensors are ever converted.
-
-    >>> output_dtype("bfloat16", torch.float32), output_dtype("bfloat16", torch.int64)
-    (torch.bfloat16, torch.int64)
-    """
+    """The dtype a tensor of `dtype` is written in; only floating tensors are ever converted."""
     if policy not in DTYPE_POLICIES:
         raise CheckpointError(f"dtype {policy!r} is unknown: give one of {', '.join(DTYPE_POLICIES)}")
     if policy == "keep" or not dtype.is_floating_point:
@@ -66,11 +62,7 @@ def output_dtype(policy: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str | torch.dtype) -> dict[str, Any]:
-    """A copy of `config` that names `dtype` under the keys that it uses ("keep" changes nothing).
-
-    >>> with_dtype({"torch_dtype": "float32"}, torch.float16)
-    {'torch_dtype': 'float16'}
-    """
+    """A copy of `config` that names `dtype` under the keys that it uses ("keep" changes nothing)."""
     if dtype == "keep":
         return dict(config)
     if isinstance(dtype, str):

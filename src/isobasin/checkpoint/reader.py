@@ -104,10 +104,6 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     opened is an error. Iteration follows the order of the data on disk.
     """
 
-    path: Path
-    config: dict[str, Any]
-    infos: Mapping[str, TensorInfo]
-
     def __init__(
         self, path: Path, config: dict[str, Any], infos: Mapping[str, TensorInfo], pickles: PickledFiles
     ) -> None:
@@ -188,11 +184,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face folder, or a hub id through the local cache; no tensor is read yet.
-
-    >>> open_checkpoint("runs/seed0")["model.norm.weight"].shape        # doctest: +SKIP
-    torch.Size([256])
-    """
+    """Open a Hugging Face folder, or a hub id through the local cache; no tensor is read yet."""
     folder = find_folder(path)
     config = read_object(folder / "config.json")
     for key in _QUANTISED_KEYS:
@@ -201,7 +193,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     files, where = find_weights(folder)
     pickles = PickledFiles()
     infos = _merge(files, pickles)
-    _check_index(where, infos)
+    # A tensor in a shard that the index does not name is accepted, because transformers loads it too.
+    for name, file in where.items():
+        if name not in infos or infos[name].file != file:
+            raise CheckpointError(f"tensor {name!r} is not in {file}, where the index puts it: re-download it")
     if not infos:
         raise CheckpointError(f"{files[0]} holds no tensors, expected weights: re-download it")
     return Checkpoint(folder, config, infos, pickles)
@@ -217,17 +212,6 @@ def _merge(files: list[Path], pickles: PickledFiles) -> dict[str, TensorInfo]:
             raise CheckpointError(f"tensor {name!r} lies in two shards, {merged[name].file} and {file}: remove one")
         merged.update(infos)
     return merged
-
-
-def _check_index(where: Mapping[str, Path], infos: Mapping[str, TensorInfo]) -> None:
-    """Raise if a tensor of the index is not in the file that the index names.
-
-    A tensor in a shard that the index does not name is accepted, because transformers loads it too. The architecture
-    decides whether it belongs to the model.
-    """
-    for name, file in where.items():
-        if name not in infos or infos[name].file != file:
-            raise CheckpointError(f"tensor {name!r} is not in {file}, where the index puts it: re-download it")
 
 
 @contextmanager

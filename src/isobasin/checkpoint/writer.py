@@ -131,7 +131,10 @@ class CheckpointWriter:
                 stream.write(shard.header)
                 stream.truncate(shard.size)
         if len(self._shards) > 1:
-            write_object(folder / "model.safetensors.index.json", index_of(self._shards, self._infos))
+            total = sum(nbytes(*tensor) for tensor in self._infos.values())
+            weight_map = {name: file for name, (file, _) in sorted(self._places.items())}
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            write_object(folder / "model.safetensors.index.json", index)
         write_object(folder / "config.json", self._config)
         copy_companions(self._companions, folder)
         for name, text in self._documents.items():
@@ -183,7 +186,12 @@ def write_at(file: Path, offset: int, data: torch.Tensor) -> None:
 def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
     """Raise if the output would overwrite an input, a file, or (without `force`) a folder that is not empty."""
     for folder in inputs:
-        _check_apart(out, folder)
+        resolved = folder.resolve()
+        if out == resolved or out.is_relative_to(resolved):
+            raise CheckpointError(f"output {out} is the input {folder} or inside it: choose another folder")
+        links = (file.resolve() for file in folder.iterdir()) if folder.is_dir() else ()
+        if any(path.is_relative_to(out) for path in (resolved, *links)):
+            raise CheckpointError(f"input {folder} lies inside the output {out}: choose another folder")
     if not out.exists():
         return
     if not out.is_dir():
@@ -193,16 +201,6 @@ def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
     if any(out.iterdir()) and not (out / "config.json").is_file():
         # A typing error (`-o ~ --force`) must not delete a home folder.
         raise CheckpointError(f"output {out} holds no config.json, so it is no checkpoint: remove it yourself")
-
-
-def _check_apart(out: Path, folder: Path) -> None:
-    """Raise if `out` is `folder`, lies inside it, or contains it or a file that it links to."""
-    resolved = folder.resolve()
-    if out == resolved or out.is_relative_to(resolved):
-        raise CheckpointError(f"output {out} is the input {folder} or inside it: choose another folder")
-    links = (file.resolve() for file in folder.iterdir()) if folder.is_dir() else ()
-    if any(path.is_relative_to(out) for path in (resolved, *links)):
-        raise CheckpointError(f"input {folder} lies inside the output {out}: choose another folder")
 
 
 # -- shards ---------------------------------------------------------------------------------------------------------
@@ -219,11 +217,7 @@ class Shard:
 
 
 def parse_size(size: int | str) -> int:
-    """A number of bytes, given as a number or with a unit, as in Hugging Face.
-
-    >>> parse_size("5GB"), parse_size("200 MiB"), parse_size(10)
-    (5000000000, 209715200, 10)
-    """
+    """A number of bytes, given as a number or with a unit, as in Hugging Face."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Z]*)", str(size).strip().upper())
     if match is None or match[2] not in _UNITS or (n_bytes := int(float(match[1]) * _UNITS[match[2]])) < 1:
         raise CheckpointError(f"max_shard_size {size!r} is not a size: give bytes, or words such as 5GB or 200MB")
@@ -237,23 +231,6 @@ def plan_shards(tensors: Tensors, max_size: int) -> tuple[Shard, ...]:
     for name, (dtype, _) in tensors.items():
         if not name or name == "__metadata__" or dtype not in SAFETENSORS_NAMES:
             raise ValueError(f"tensor {name!r} of {dtype} has no place in a safetensors file")
-    groups = _fill(tensors, max_size)
-    if len(groups) == 1:
-        return (_shard("model.safetensors", groups[0], tensors),)
-    return tuple(
-        _shard(f"model-{i:05d}-of-{len(groups):05d}.safetensors", names, tensors)
-        for i, names in enumerate(groups, start=1)
-    )
-
-
-def index_of(shards: Sequence[Shard], tensors: Tensors) -> dict[str, object]:
-    """The contents of `model.safetensors.index.json`."""
-    total = sum(nbytes(*tensor) for tensor in tensors.values())
-    weight_map = {name: shard.file for shard in shards for name in shard.offsets}
-    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-
-
-def _fill(tensors: Tensors, max_size: int) -> list[list[str]]:
     groups: list[list[str]] = [[]]
     room = max_size
     for name, tensor in tensors.items():
@@ -263,7 +240,12 @@ def _fill(tensors: Tensors, max_size: int) -> list[list[str]]:
             room = max_size
         groups[-1].append(name)
         room -= size
-    return groups
+    if len(groups) == 1:
+        return (_shard("model.safetensors", groups[0], tensors),)
+    return tuple(
+        _shard(f"model-{i:05d}-of-{len(groups):05d}.safetensors", names, tensors)
+        for i, names in enumerate(groups, start=1)
+    )
 
 
 def _shard(file: str, names: list[str], tensors: Tensors) -> Shard:

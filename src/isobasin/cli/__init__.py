@@ -1,5 +1,4 @@
 """The command line. Each command parses its options, calls the library and prints; `--help` imports no torch."""
 
-from isobasin.cli.app import main, run
-
-__all__ = ["main", "run"]
+from isobasin.cli.app import main as main
+from isobasin.cli.app import run as run

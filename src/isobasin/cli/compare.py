@@ -79,25 +79,20 @@ def equal_lines(facts: dict[str, Any]) -> list[str]:
     lines = [f"{facts['verdict']}: {facts['reason']}"]
     lines += [f"  {step}" for step in evidence["steps"][:MAX_LINES]]
     if facts["verdict"] == "same":
-        lines += _residual_lines(evidence)
+        for row in sorted(evidence["residuals"], key=lambda r: -r["ratio"])[:MAX_LINES]:
+            sizes = f"residual {row['distance']:.1e}, rounding {row['rounding']:.1e}"
+            lines.append(f"  {space_label(row):14} {sizes}, worst tensor {row['ratio']:.2g} ×")
     if witness := evidence["witness"]:
         lines += _witness_lines(witness)
-    lines += [f"  condition: {_condition(found)}" for found in evidence["conditions"][:MAX_LINES]]
+    for found in evidence["conditions"][:MAX_LINES]:
+        heads = " and ".join(map(str, found["heads"]))
+        lines.append(f"  condition: {found['model']}, layer {found['layer']}, head {heads}: {found['condition']}")
     if evidence["near"]:
         lines.append(f"  --precision {evidence['near']} would pass over this")
     for key, word in (("transform", "element"), ("witness_file", "witness")):
         if key in facts:
             lines.append(f"{word} saved: {facts[key]}")
     return lines
-
-
-def _residual_lines(evidence: dict[str, Any]) -> list[str]:
-    worst = sorted(evidence["residuals"], key=lambda r: -r["ratio"])[:MAX_LINES]
-    return [
-        f"  {space_label(r):14} residual {r['distance']:.1e}, rounding {r['rounding']:.1e}, "
-        f"worst tensor {r['ratio']:.2g} ×"
-        for r in worst
-    ]
 
 
 def _witness_lines(witness: dict[str, Any]) -> list[str]:
@@ -107,11 +102,6 @@ def _witness_lines(witness: dict[str, Any]) -> list[str]:
         f"  witness: {witness['kind']}; {inputs}",
         f"  output {witness['place']}: {witness['output_a']:.6g} from A, {witness['output_b']:.6g} from B",
     ]
-
-
-def _condition(found: dict[str, Any]) -> str:
-    heads = " and ".join(map(str, found["heads"]))
-    return f"{found['model']}, layer {found['layer']}, head {heads}: {found['condition']}"
 
 
 @with_options
@@ -176,21 +166,18 @@ def fingerprint_command(
     found = fingerprint(load(model))
     facts: dict[str, Any] = {"fingerprint": str(found)}
     if compare is not None:
-        facts |= _comparison(found, _read_fingerprint(compare))
+        other = _read_fingerprint(compare)
+        steps = found.steps(other)
+        facts |= {
+            "other": str(other),
+            "equal": found.matches(other),
+            "same_shape": bool(steps),
+            "largest_step": max(steps) if steps else None,
+            "entries_apart": sum(step > 1 for step in steps),
+        }
     emit(facts, fingerprint_lines(facts), json)
     if facts.get("equal") is False:
         raise typer.Exit(1)
-
-
-def _comparison(found: "Fingerprint", other: "Fingerprint") -> dict[str, Any]:
-    steps = found.steps(other)
-    return {
-        "other": str(other),
-        "equal": found.matches(other),
-        "same_shape": bool(steps),
-        "largest_step": max(steps) if steps else None,
-        "entries_apart": sum(step > 1 for step in steps),
-    }
 
 
 def _read_fingerprint(text: str) -> "Fingerprint":

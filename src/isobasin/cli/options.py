@@ -190,13 +190,7 @@ class LearnSetup:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter that is an option record by one option for each field of the record.
-
-    >>> @with_options
-    ... def scramble(model: Model, save: SaveOptions) -> None: ...
-    >>> list(inspect.signature(scramble).parameters)
-    ['model', 'output', 'dtype', 'max_shard_size', 'force']
-    """
+    """Replace each parameter that is an option record by one option for each field of the record."""
     signature = inspect.signature(command)
     records: dict[str, Any] = {
         p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)

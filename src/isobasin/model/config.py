@@ -21,9 +21,6 @@ class ModelConfig:
     `n_channels`); the output is a classifier (`n_classes`, on the mean over positions) or, with
     `n_classes=None`, a language-model head onto `d_vocab`. `rope_theta`, `rotary_dims` and
     `rotary_layout` are read only with `positions="rope"`.
-
-        >>> ModelConfig(d_model=8, n_layers=1, n_heads=2, d_ff=16, d_vocab=5, n_positions=4).d_head
-        4
     """
 
     d_model: int
@@ -65,9 +62,6 @@ class ModelConfig:
         `positions` is "absolute" (learned for bert and gpt2, sinusoidal for vit and llama), "rope", or any
         other value of the switch; the default is rope for llama and absolute for the others. Every field can be
         overridden.
-
-            >>> ModelConfig.preset("gpt2", n_layers=2).positions
-            'learned'
         """
         return _from_fields(preset_settings(name, positions) | overrides, where=f"preset {name!r}")
 

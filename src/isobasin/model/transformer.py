@@ -143,8 +143,7 @@ class Embedding(nn.Module):
                 f"token ids have shape {tuple(ids.shape)}, expected (batch, time) with time at most "
                 f"n_positions={self.config.n_positions}: shorten the sequences"
             )
-        x: Tensor = self.tokens(ids)  # (B, T, d)
-        return x
+        return self.tokens(ids)  # (B, T, d)
 
     def _patches(self, images: Tensor) -> Tensor:
         size, patch, channels = self.config.image_size, self.config.patch_size, self.config.n_channels
@@ -159,8 +158,7 @@ class Embedding(nn.Module):
         cut = images.reshape(-1, images.shape[1], side, patch, side, patch)  # (B, C, row, p, column, p)
         cut = cut.permute(0, 2, 4, 1, 3, 5)  # (B, row, column, C, p, p)
         cut = cut.reshape(-1, side * side, self.config.d_patch)  # (B, T, C·p·p)
-        x: Tensor = self.patches(cut)  # (B, T, d)
-        return x
+        return self.patches(cut)  # (B, T, d)
 
 
 class Attention(nn.Module):
@@ -187,8 +185,7 @@ class Attention(nn.Module):
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)  # (B, H, T, d_head)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=where.bias, is_causal=where.is_causal)
-        out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))  # (B, T, H·d_head) -> (B, T, d)
-        return out
+        return self.o(mixed.transpose(1, 2).flatten(2))  # (B, T, H·d_head) -> (B, T, d)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.config.d_head)).transpose(1, 2)  # (B, H, T, d_head)
@@ -208,8 +205,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "batch time d_model"]) -> Float[Tensor, "batch time d_model"]:
         up = self.up(x)  # (B, T, d_ff)
         hidden = F.silu(self.gate(x)) * up if self.gated else F.gelu(up)  # (B, T, d_ff)
-        out: Tensor = self.down(hidden)
-        return out
+        return self.down(hidden)
 
 
 class Block(nn.Module):
@@ -254,14 +250,6 @@ class Transformer(nn.Module):
 
         `inputs` are token ids (B, T) or images (B, C, H, W); `mask` is bool (B, T), True at real tokens.
         """
-        x = self.hidden(inputs, mask)
-        if self.head is None:
-            return F.linear(x, self.embed.tokens.weight)  # (B, T, V)
-        logits: Tensor = self.head(x if self.config.n_classes is None else _mean(x, mask))
-        return logits
-
-    def hidden(self, inputs: Tensor, mask: Tensor | None = None) -> Float[Tensor, "batch time d_model"]:
-        """The last hidden states, which the head reads; those at padded positions are undefined."""
         x: Tensor = self.embed(inputs)  # (B, T, d)
         if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
             raise ArchitectureError(
@@ -270,8 +258,11 @@ class Transformer(nn.Module):
             )
         where = geometry(self.config, x, mask)
         for block in self.blocks:
-            x = block(x, where)  # (B, T, d)
-        return x if self.norm is None else self.norm(x)
+            x = block(x, where)  # (B, T, d); undefined at padded positions
+        x = x if self.norm is None else self.norm(x)
+        if self.head is None:
+            return F.linear(x, self.embed.tokens.weight)  # (B, T, V)
+        return self.head(x if self.config.n_classes is None else _mean(x, mask))
 
     def save(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors into a new or existing folder; if that fails, old files stay."""

@@ -1,12 +1,4 @@
-"""Data sets for training and measuring, by name or by path, and the augmentation of training batches.
-
->>> from isobasin.tasks.datasets import open_dataset
->>> digits = open_dataset("digits", None)
->>> digits.kind, digits.n_classes, len(digits.train), len(digits.test), digits.image
-('image', 10, 8000, 2000, (1, 28, 28))
->>> digits.task(samples=100).n_samples
-100
-"""
+"""Data sets for training and measuring, by name or by path, and the augmentation of training batches."""
 
 import hashlib
 import os
@@ -376,11 +368,7 @@ def _is_named(name: str, names: Sequence[str]) -> bool:
 
 
 def cut(content: bytes, files: tuple[Path, ...] = (), *, enwik8: bool = False) -> TextParts:
-    """Cut a text into 90 %, 5 % and 5 %; of an incomplete enwik8 the last two megabytes are validation and test.
-
-    >>> [len(part) for part in (lambda t: (t.train, t.valid, t.test))(cut(bytes(1000)))]
-    [900, 50, 50]
-    """
+    """Cut a text into 90 %, 5 % and 5 %; of an incomplete enwik8 the last two megabytes are validation and test."""
     incomplete = enwik8 and len(content) != 100 * _MEGABYTE
     last = _MEGABYTE if incomplete and len(content) > 4 * _MEGABYTE else len(content) // 20
     if last < 2:
@@ -441,12 +429,7 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]  # random numbers are
 
 
 def shifted(by: int) -> Augmentation:
-    """Shift each image of a batch by up to `by` pixels in both directions; new pixels are −1, which is black.
-
-    >>> picture = torch.zeros(1, 1, 2, 2)
-    >>> shifted(1)(picture, torch.Generator().manual_seed(0)).shape
-    torch.Size([1, 1, 2, 2])
-    """
+    """Shift each image of a batch by up to `by` pixels in both directions; new pixels are −1, which is black."""
     if by < 1:
         raise IsobasinError(f"shift by {by} pixels: expected 1 or more")
 
@@ -474,11 +457,7 @@ def flipped_and_cropped(by: int) -> Augmentation:
 
 
 def dropped(share: float) -> Augmentation:
-    """Replace each word by the unknown word with probability `share`; padding stays.
-
-    >>> dropped(0.5)(torch.tensor([[5, 6, 7, 0]]), torch.Generator().manual_seed(0)).tolist()
-    [[1, 6, 1, 0]]
-    """
+    """Replace each word by the unknown word with probability `share`; padding stays."""
     if not 0 < share < 1:
         raise IsobasinError(f"drop a share of {share} of all words: expected more than 0 and less than 1")
 

@@ -151,11 +151,10 @@ class PixelReader:
         for picture in pictures:
             self.check_size((picture.shape[0], picture.shape[1]))
         converted = [_with_channels(picture, self.shape[0], self.data) for picture in pictures]
-        return scaled(np.stack(converted)) if self.processor is None else self._processed(converted)
-
-    def _processed(self, pictures: list[np.ndarray]) -> Tensor:
+        if self.processor is None:
+            return scaled(np.stack(converted))
         try:
-            outputs = self.processor(images=pictures, return_tensors="pt", input_data_format="channels_last")
+            outputs = self.processor(images=converted, return_tensors="pt", input_data_format="channels_last")
             pixels: Tensor = outputs["pixel_values"].to(torch.float32)
         except Exception as error:  # a processor raises errors of many kinds for inconsistent settings
             raise IsobasinError(
@@ -233,7 +232,11 @@ class PictureFiles:
         return len(self.files)
 
     def __getitem__(self, i: int) -> np.ndarray:
-        return decoded(self.content(i), self.files[i])
+        picture = _opened(self.content(i), self.files[i])
+        try:
+            return _array(picture)
+        except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:  # what decoders of Pillow raise
+            raise DataError(self.files[i], f"a damaged picture ({error}); remove or replace it") from error
 
     def content(self, i: int) -> bytes:
         return read_bytes(self.files[i])
@@ -297,15 +300,6 @@ def pillow() -> Any:
     return Image
 
 
-def decoded(content: bytes, file: Path) -> np.ndarray:
-    """A picture as uint8 (height, width, channels): 1 for grey, 3 for colour; transparency is dropped."""
-    picture = _opened(content, file)
-    try:
-        return _array(picture)
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:  # what decoders of Pillow raise
-        raise DataError(file, f"a damaged picture ({error}); remove or replace it") from error
-
-
 def _opened(content: bytes, file: Path) -> "Image":
     image = pillow()
     try:
@@ -327,6 +321,7 @@ def _check_pixels(picture: "Image", where: str) -> None:
 
 
 def _array(picture: "Image") -> np.ndarray:
+    """uint8 (height, width, channels): 1 channel for grey, 3 for colour; transparency is dropped."""
     grey = picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
     array = np.asarray(picture.convert("L" if grey else "RGB"))
     return array[:, :, None] if grey else array

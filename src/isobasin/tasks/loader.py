@@ -65,8 +65,6 @@ def open_task(
     files of MNIST or CIFAR, or a folder per class. Data with splits are read from `split`. Without `max_samples` all
     data are used (of text the first 2²⁴ characters), otherwise the first windows of text, or a random subset of the
     labelled samples in their order. A window has `seq_len` tokens: 256 unless a model accepts less.
-
-    >>> open_task("tinyshakespeare/input.txt", [a, b], max_samples=100)  # doctest: +SKIP
     """
     path = Path(data)
     kind = task_kind(models, kind)
@@ -186,15 +184,15 @@ def _prepare(request: Request, tokenizer: Tokenizer | None, *, masked: bool) -> 
 
 def _text_windows(request: Request, tokenizer: Tokenizer, length: int, masked: bool) -> tuple[Windows, str]:
     n_tokens = None if request.max_samples is None else request.max_samples * length
-    encoded, text = _encode_start(request.data, tokenizer.encode, n_tokens)
+    (ids, n_bytes), text = _encode_start(request.data, tokenizer.encode, n_tokens)
     front, back = map(int64, tokenizer.frame(text.strip()[:2000]))
     back = back if masked else back[:0]  # a window does not end the text
     body = length - len(front) - len(back)
     shortest = 1 if masked or len(front) else 2
     if body < shortest:
         raise IsobasinError(f"--seq-len {length}: no room beside the special tokens; give a larger one")
-    spans = _row_windows(torch.Size((1, len(encoded.ids))), body, shortest)[: request.max_samples]
-    return Windows(encoded.ids, encoded.n_bytes, spans, front, back), text
+    spans = _row_windows(torch.Size((1, len(ids))), body, shortest)[: request.max_samples]
+    return Windows(ids, n_bytes, spans, front, back), text
 
 
 def _encode_start(data: Path, encode: Callable[[str], Encoded], n_tokens: int | None) -> tuple[Encoded, str]:
@@ -206,7 +204,7 @@ def _encode_start(data: Path, encode: Callable[[str], Encoded], n_tokens: int | 
     while True:
         text = read_text(data, limit)
         found = encode(text)
-        if n_tokens is None or len(text) < limit or len(found.ids) >= n_tokens + _MARGIN:
+        if n_tokens is None or len(text) < limit or len(found[0]) >= n_tokens + _MARGIN:
             return found, text
         limit *= 2
 
@@ -326,7 +324,16 @@ def _pixel_batches(
 ) -> Iterator[Inputs]:
     if data.suffix == ".npy":
         check_exists(data)
-        pixels = _checked_pixels(data, load_array(data), image)[:MAX_IMAGES]
+        array = load_array(data)
+        if not array.is_floating_point() or tuple(array.shape[1:]) != image:
+            raise DataError(
+                data,
+                f"an array of {array.dtype} with shape {tuple(array.shape)}; this model expects pixels "
+                f"(images × {' × '.join(map(str, image))}, floating)",
+            )
+        if not bool(torch.isfinite(array).all()):
+            raise DataError(data, "holds NaN or infinite pixels; expected finite ones")
+        pixels = array[:MAX_IMAGES]
         for start in range(0, len(pixels), batch):
             yield {"pixel_values": pixels[start : start + batch].to(torch.float32)}
         return
@@ -336,24 +343,12 @@ def _pixel_batches(
         yield {"pixel_values": reader.read([images.pixels[i] for i in used[start : start + batch]])}
 
 
-def _checked_pixels(data: Path, array: Tensor, image: tuple[int, int, int]) -> Tensor:
-    if not array.is_floating_point() or tuple(array.shape[1:]) != image:
-        raise DataError(
-            data,
-            f"an array of {array.dtype} with shape {tuple(array.shape)}; this model expects pixels "
-            f"(images × {' × '.join(map(str, image))}, floating)",
-        )
-    if not bool(torch.isfinite(array).all()):
-        raise DataError(data, "holds NaN or infinite pixels; expected finite ones")
-    return array
-
-
 def _text_rows(data: Path, weights: Weights, limit: int, seed: int) -> Tensor:
     """Pieces of the text in random order, each with the special tokens that the tokenizer adds to a text."""
     read_text(data, 2**16)  # an error about the path comes before one about the tokenizer
     tokenizer = require_tokenizer([weights], advice="give --data as a .npy file of token ids")
-    encoded, text = _encode_start(data, tokenizer.encode, MAX_TOKENS)
-    ids = checked_ids(encoded.ids, vocabulary_size(weights), data)
+    (ids, _), text = _encode_start(data, tokenizer.encode, MAX_TOKENS)
+    ids = checked_ids(ids, vocabulary_size(weights), data)
     front, back = map(int64, tokenizer.frame(text.strip()[:2000]))
     back = back if weights.family.inputs.bidirectional else back[:0]  # of a decoder, a piece does not end the text
     pieces = _pieces(ids[None], max(1, limit - len(front) - len(back)))

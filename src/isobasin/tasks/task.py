@@ -52,11 +52,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class MetricSums:
-    """Sums over scored tokens or samples, so that a mean does not depend on the batches.
-
-    >>> (MetricSums(2.0, 1.0, 4, 8) + MetricSums(4.0, 2.0, 2, None)).metrics("text")
-    {'loss': 1.0, 'accuracy': 0.5}
-    """
+    """Sums over scored tokens or samples, so that a mean does not depend on the batches."""
 
     loss: float = 0.0
     correct: float = 0.0

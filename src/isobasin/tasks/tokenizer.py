@@ -7,7 +7,7 @@ A vocabulary is bytes, or is made from the training text (characters, words, byt
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,8 @@ _ADVICE = "give --tokenizer or a .npy file of token ids"
 _FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "added_tokens.json", "special_tokens_map.json")
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Token ids, and the number of bytes of text behind each (None if the tokenizer gives no offsets)."""
-
-    ids: Tensor
-    n_bytes: Tensor | None
+# Token ids, and the number of bytes of text behind each (None if the tokenizer gives no offsets).
+Encoded = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> Encoded:
         ids = int64(np.frombuffer(text.encode(), np.uint8).astype(np.int64))
-        return Encoded(ids, ids.new_ones(len(ids)))
+        return ids, ids.new_ones(len(ids))
 
     def frame(self, text: str) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text: none."""
@@ -74,13 +70,11 @@ class ModelTokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        found: int | None = self.tokenizer.mask_token_id
-        return found
+        return self.tokenizer.mask_token_id
 
     @property
     def pad_id(self) -> int | None:
-        found: int | None = self.tokenizer.pad_token_id
-        return found
+        return self.tokenizer.pad_token_id
 
     @property
     def special(self) -> tuple[int, ...]:
@@ -91,7 +85,7 @@ class ModelTokenizer:
         fast = bool(self.tokenizer.is_fast)
         encoded = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=fast)
         ids = encoded["input_ids"]
-        return Encoded(int64(ids), self._bytes(text, ids, encoded["offset_mapping"]) if fast and ids else None)
+        return int64(ids), self._bytes(text, ids, encoded["offset_mapping"]) if fast and ids else None
 
     def _bytes(self, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Tensor:
         """Bytes from the end of the previous token to the end of this one.
@@ -124,8 +118,7 @@ class ModelTokenizer:
         if self.tokenizer.num_special_tokens_to_add() >= limit:
             raise IsobasinError(f"--seq-len {limit}: no room beside the special tokens; give a larger one")
         encoded = self.tokenizer(list(texts), truncation=True, max_length=limit, padding=False, verbose=False)
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
+        return encoded["input_ids"]
 
 
 Tokenizer = ByteTokenizer | ModelTokenizer
@@ -211,11 +204,7 @@ _MIN_SIZE = 260
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A mapping from text to token ids; `name` is its kind and size: bytes, characters, words-20000, bpe-8192.
-
-    >>> Vocabulary.of_bytes().rows(["ab", "c"], 3).tolist()
-    [[97, 98, 0], [99, 0, 0]]
-    """
+    """A mapping from text to token ids; `name` is its kind and size: bytes, characters, words-20000, bpe-8192."""
 
     name: str
     size: int
@@ -307,7 +296,8 @@ def make_vocabulary(kind: str, texts: Sequence[str]) -> Vocabulary:
     size = int(match[2] or VOCABULARIES[match[1]])
     if size < _MIN_SIZE:
         raise IsobasinError(f"vocabulary {kind!r}: expected a size of at least {_MIN_SIZE}")
-    return _MAKERS[match[1]](texts, size)
+    make = {"words": _words, "characters": _characters, "bpe": _byte_pairs}[match[1]]
+    return make(texts, size)
 
 
 def _tokenizers() -> Any:
@@ -351,7 +341,3 @@ def _word_level(kept: Sequence[str], size: int) -> tuple[Any, Any, dict[str, int
     """The library, a tokenizer of the special tokens and `kept`, and the table of its ids."""
     lib, table = _tokenizers(), {token: i for i, token in enumerate([*_SPECIAL, *kept][:size])}
     return lib, lib.Tokenizer(lib.models.WordLevel(table, unk_token=_SPECIAL[1])), table
-
-
-_MAKERS: dict[str, Callable[[Sequence[str], int], Vocabulary]]
-_MAKERS = {"words": _words, "characters": _characters, "bpe": _byte_pairs}
