@@ -30,14 +30,9 @@ RANK_THRESHOLD = 1e-8  # smallest eigenvalue of XᵀX relative to the largest, b
 def canonical(weights: Weights) -> Transform:
     """The transform that brings a model to the canonical point of its orbit; one block in memory at a time.
 
-    Gains one, shifts folded, means and unseen biases zero; the stream in its canonical frame; Q and K, V and O, up
-    and down balanced; heads and units in order, signs and rotations fixed. The function does not change.
-
     The point is not unique where a model has more symmetry than its architecture: equal heads or units, heads of
     deficient rank, a stream that tables and layers do not span. Two units whose sort keys differ by less than the
     rounding of the file may change places.
-
-    >>> point = canonical(model).apply(model)  # doctest: +SKIP
     """
     model, groups = NormalForm.for_comparison(weights), symmetry(weights.arch).groups
     elements: dict[str, Element] = {weights.arch.stream.name: stream_frame(model)}
@@ -109,14 +104,12 @@ def _query_key(m: AttentionMatrices, heads: HeadSpace) -> Element:
 
 def _canonical_rotation(x: Float[Tensor, "b rows_x n"], y: Float[Tensor, "b rows_y n"]) -> Float[Tensor, "b n n"]:
     """The rotation g for which whitened x gᵀ and y gᵀ come closest to fixed numbers; x and y are balanced."""
-    products = [fixed_numbers(f"turn {name}", *m.shape[-2:]).mT @ _whitened(m) for name, m in (("x", x), ("y", y))]
+    products = []
+    for name, m in (("x", x), ("y", y)):
+        u, s, vt = torch.linalg.svd(m, full_matrices=False)
+        whitened = u * (s > 1e-7 * s[..., :1])[..., None, :] @ vt  # m (mᵀm)^-½ on the row space of m
+        products.append(fixed_numbers(f"turn {name}", *m.shape[-2:]).mT @ whitened)
     return polar(products[0] + products[1])
-
-
-def _whitened(x: Tensor) -> Tensor:
-    """x (xᵀx)^-½ on the row space of x."""
-    u, s, vt = torch.linalg.svd(x, full_matrices=False)
-    return u * (s > 1e-7 * s[..., :1])[..., None, :] @ vt
 
 
 def _canonical_units(arch: Architecture, space: Space, tensors: Tensors) -> Monomial:
@@ -203,13 +196,9 @@ def _rotation(model: NormalForm, space: Space) -> Tensor:
         rows = rows * (gram.trace().sqrt() / torch.linalg.matrix_norm(rows).clamp_min(1e-300))
         gram = gram + rows.mT @ rows
         product = product + fixed_numbers(f"through {name}", *rows.shape).mT @ rows
-    return product @ _inverse_root(centre @ gram @ centre)
-
-
-def _inverse_root(gram: Tensor) -> Tensor:
-    values, basis = torch.linalg.eigh(gram)
-    kept = values > 1e-14 * values[-1]
-    return (basis * torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0)) @ basis.mT
+    values, basis = torch.linalg.eigh(centre @ gram @ centre)
+    roots = torch.where(values > 1e-14 * values[-1], values.clamp_min(1e-300).rsqrt(), 0)
+    return product @ ((basis * roots) @ basis.mT)
 
 
 def _linear_response(model: NormalForm, space: str, rows: Tensor) -> Tensor:

@@ -116,11 +116,9 @@ def remove_degeneracies(weights: Weights) -> tuple[Weights, tuple[str, ...]]:
 def _reduced_heads(m: AttentionMatrices, heads: HeadSpace, least: float) -> tuple[AttentionMatrices, list[str]]:
     m, notes = _without_silent_heads(m, heads)
     m, shared = _with_sorted_values(m, heads, least)
-    notes += shared
-    for step in (_with_reduced_values, _with_reduced_keys, _with_reduced_pairs):
-        m, found = step(m, heads)
-        notes += found
-    return m, notes
+    m, deficient = _with_full_rank(m, heads)
+    m, empty = _with_reduced_pairs(m, heads)
+    return m, [*notes, *shared, *deficient, *empty]
 
 
 def _without_silent_heads(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
@@ -165,20 +163,16 @@ def _sorted_factors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.pad(left, missing), torch.nn.functional.pad(right, missing)
 
 
-def _with_reduced_values(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
+def _with_full_rank(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
     v, o, deficient = _reduced_factors(m.v, stacked(m.o, heads))
     notes = [f"V–O of kv head {h} is not of full rank" for h in deficient]
-    return AttentionMatrices(m.q, m.k, v, o.reshape(m.o.shape)), notes
-
-
-def _with_reduced_keys(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
-    r = heads.rotary
-    if r == heads.d_head:
-        return m, []
-    q, k, deficient = _reduced_factors(stacked(m.q, heads)[..., r:], m.k[..., r:])
-    q = torch.cat([m.q[..., :r], q.reshape(*m.q.shape[:-1], -1)], -1)
-    notes = [f"Q–K of kv head {h} is not of full rank" for h in deficient]
-    return AttentionMatrices(q, torch.cat([m.k[..., :r], k], -1), m.v, m.o), notes
+    q, k, r = m.q, m.k, heads.rotary
+    if r < heads.d_head:
+        unrotated, k, deficient = _reduced_factors(stacked(q, heads)[..., r:], k[..., r:])
+        q = torch.cat([q[..., :r], unrotated.reshape(*q.shape[:-1], -1)], -1)
+        k = torch.cat([m.k[..., :r], k], -1)
+        notes += [f"Q–K of kv head {h} is not of full rank" for h in deficient]
+    return AttentionMatrices(q, k, v, o.reshape(m.o.shape)), notes
 
 
 def _with_reduced_pairs(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:

@@ -4,9 +4,7 @@ Both models are brought to balanced form, the stream of B is mapped to A's (`str
 moved by the element of its own group that brings it closest: closed forms throughout, one block of each model in
 memory. `LayerMatrix` compares every layer of A with every layer of B.
 
-Unrelated models come from B: the stream of every block is rotated or shuffled independently, and tokens, positions and
-outputs are shuffled. Each block keeps its spectra and everything inside it, but the blocks no longer fit together, so
-A shares with such a model only what any two models share.
+Unrelated models are made from B's blocks, moved so that they no longer fit together (`UnrelatedModel`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -156,19 +154,16 @@ def stream_map(a: BlockModel, b: BlockModel, pairs: Spaces) -> tuple[Element, bo
         return identity, False
     on_embeddings = _embedding_overlap(a, b)
     found = group_of(space).nearest(on_embeddings)
-    if _is_rank_deficient(space, on_embeddings):
-        return map_by_all_blocks(a, b, pairs), True
+    if space.rotates:
+        values = torch.linalg.svdvals(on_embeddings.self_dual.to(torch.float64))
+        last = len(values) - 1 - (space.kind == "orthogonal1")
+        if values[last] <= RANK_THRESHOLD * values[0]:
+            return map_by_all_blocks(a, b, pairs), True
     if BlockPair.of(a, b, space.name, space.name, found).distance().similarity > SAME_EMBEDDINGS_THRESHOLD:
         return found, False
     measured = [(space.name, space.name), *((x, y) for x, y in pairs if a.arch.spaces[x].role == "heads")]
     sums = [sum(d.similarity for d in block_distances(a, b, measured, g).values()) for g in (found, identity)]
     return identity if sums[1] > sums[0] else found, False
-
-
-def map_by_embeddings(a: BlockModel, b: BlockModel) -> Element:
-    """The map of the stream from embeddings, positions and head alone."""
-    space = a.arch.stream
-    return group_of(space).identity() if space.kind == "fixed" else group_of(space).nearest(_embedding_overlap(a, b))
 
 
 def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
@@ -196,14 +191,6 @@ def _embedding_overlap(a: BlockModel, b: BlockModel) -> Overlap:
     space = a.arch.stream
     identity = group_of(space).identity()
     return BlockPair.of(a, b, space.name, space.name, identity).stream_overlap(identity)
-
-
-def _is_rank_deficient(space: Space, on_embeddings: Overlap) -> bool:
-    if not space.rotates:
-        return False
-    values = torch.linalg.svdvals(on_embeddings.self_dual.to(torch.float64))
-    last = len(values) - 1 - (space.kind == "orthogonal1")
-    return bool(values[last] <= RANK_THRESHOLD * values[0])
 
 
 @dataclass(frozen=True)
@@ -387,9 +374,6 @@ def distance(
     Models of different depth are compared by the layer-to-layer matrix: every layer of the shallower model with the
     most similar layer of the other. `layers` asks for that matrix at equal depth too. `watch(done, of)` is called with
     the number of blocks compared, those of the unrelated models included.
-
-    >>> print(distance(a, b))  # doctest: +SKIP
-    score 0.9871, unrelated models score at most 0.0009; distance 0.02137 of ‖A‖ (as stored 1.402)
     """
     if null_samples < 1:
         raise IsobasinError(
@@ -541,13 +525,14 @@ def _null_similarities(
     and head are mapped, because the map is made from them. Where layers took part in the map between A and B
     (`by_all_blocks`) they take part here as well: such a map finds some overlap in any model.
     """
-    identity = group_of(a.arch.stream).identity()
+    space, group = a.arch.stream, group_of(a.arch.stream)
     maps = [map_by_all_blocks(a, model, pairs) for model in models] if by_all_blocks else []
     rows: list[list[float]] = [[] for _ in models]
-    ends = a.arch.stream.name
-    for x, y in [(ends, ends), *pairs]:
+    for x, y in [(space.name, space.name), *pairs]:
         for k, model in enumerate(models):
-            stream = maps[k] if by_all_blocks else map_by_embeddings(a, model) if x == ends else identity
+            stream = maps[k] if by_all_blocks else group.identity()
+            if x == space.name and space.kind != "fixed" and not by_all_blocks:
+                stream = group.nearest(_embedding_overlap(a, model))
             rows[k].append(BlockPair.of(a, model, x, y, stream).distance().similarity)
         report(sum(map(len, rows)))
     return rows

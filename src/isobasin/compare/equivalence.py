@@ -109,14 +109,10 @@ class Verdict:
         """The space with the largest residual, where the models do not agree."""
         return None if self.evidence.fits else self.evidence.worst
 
-    @property
-    def first_residual(self) -> Residual | None:
-        """The first space, from the inputs on, whose residual is above the noise floor."""
-        return next((r for r in self.evidence.residuals if r.ratio > RESIDUAL_THRESHOLD), None)
-
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin equal`."""
-        largest, first = self.largest_residual, self.first_residual
+        largest = self.largest_residual
+        first = next((r for r in self.evidence.residuals if r.ratio > RESIDUAL_THRESHOLD), None)
         return {
             "verdict": self.answer,
             "reason": self.reason,
@@ -161,9 +157,6 @@ def equivalent(
     `same` requires a symmetry transform that brings B to A within rounding, and outputs that agree; `different` an
     input on which the outputs differ by far more than rounding explains. Everything else is `undecided`, with the
     reason. `precision` may name a type coarser than the stored ones; `watch` is called with the name of each step.
-
-    >>> print(equivalent(a, scramble(a, seed=1).apply(a)))  # doctest: +SKIP
-    same: up to rounding of float32: …
     """
     report = watch or (lambda text: None)
     if precision != "stored":
@@ -221,9 +214,8 @@ class _ModelPair:
     def is_unrelated(self, found: TransformEvidence) -> bool:
         """Whether no layer is close as stored, and no map of the stream brings embeddings and head close."""
         layers = [r.distance for r in found.residuals if r.layer is not None]
-        if not min(layers, default=0.0) > UNRELATED_THRESHOLD:
-            return False
-        return embedding_distance(self.a, self.b, device=self.device) > UNRELATED_THRESHOLD
+        apart = min(layers, default=0.0) > UNRELATED_THRESHOLD
+        return apart and embedding_distance(self.a, self.b, device=self.device) > UNRELATED_THRESHOLD
 
     def refined(self, found: TransformEvidence) -> TransformEvidence:
         """The transform after more sweeps; if it still does not fit, with a noise floor that includes the uncertainty

@@ -85,11 +85,7 @@ class Fingerprint:
 
 
 def fingerprint(weights: Weights) -> Fingerprint:
-    """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64.
-
-    >>> fingerprint(model).matches(fingerprint(scrambled))  # doctest: +SKIP
-    True
-    """
+    """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64."""
     found = (invariants(weights) / QUANTUM).round().clamp(-_HALF, _HALF - 1)
     return Fingerprint(weights.arch.family, _digest(weights), tuple(int(x) for x in found))
 
@@ -168,7 +164,9 @@ class _Sketch:
 def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> dict[str, Tensor]:
     """`vo` and `qk`: the products of a layer's heads between the sketch vectors, divided by their norm."""
     q, k, v, o, r = m.q, m.k, m.v, m.o, heads.rotary
-    left, right = (_with_one(s, q.shape[1]) for s in (sketch.left, sketch.right))
+    left, right = sketch.left, sketch.right
+    if q.shape[1] > left.shape[1]:  # the matrices have a row for the bias
+        left, right = (torch.cat([s, torch.ones_like(s[:, :1])], 1) for s in (left, right))
     k, v = (x.repeat_interleave(heads.group_size, 0) for x in (k, v))
     # Heads that can not be permuted get different weights, so that a swap of two of them changes the sum.
     weight = torch.ones(len(q)) if heads.permutable else fixed_numbers("head", len(q))
@@ -187,11 +185,6 @@ def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> d
         "size vo": _log_root(value_size),
         "size qk": _log_root(score_size),
     }
-
-
-def _with_one(s: Tensor, rows: int) -> Tensor:
-    """With a column of ones where the matrices have a row for the bias."""
-    return torch.cat([s, torch.ones_like(s[:, :1])], 1) if rows > s.shape[1] else s
 
 
 def _product_size(x: Tensor, y: Tensor) -> Tensor:

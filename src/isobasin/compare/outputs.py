@@ -4,7 +4,7 @@ Inputs are random ones, ones with a structure that random inputs never have, and
 which the outputs differ by far more than rounding explains is a witness that the functions differ.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -38,9 +38,6 @@ USUAL_LENGTH, MAX_LENGTH = 16, 256  # tokens
 MAX_OPERATIONS = 2.0e11  # multiplications that one long input may cost
 
 
-# Inputs
-
-
 @dataclass(frozen=True)
 class Probe:
     """One input and a label that describes it."""
@@ -52,17 +49,12 @@ class Probe:
 def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Probe]:
     """The inputs on which both models are run; `brief` uses a single sequence length."""
     shorter = min(a, b, key=_max_length)
-    if "pixel_values" in random_inputs(shorter, n=1, seed=seed)[0]:
-        return _image_probes(shorter, seed)
-    return _token_probes(shorter, seed, brief)
-
-
-def _token_probe(a: Weights, b: Weights, tokens: Sequence[int], *, seed: int) -> Probe:
-    """These tokens repeated: those whose embeddings differ most between the two models."""
-    shorter = min(a, b, key=_max_length)
-    usual = min(USUAL_LENGTH, _max_length(shorter))
-    ids = torch.tensor(list(tokens)).repeat(usual)[:usual] % _vocabulary(shorter)
-    return Probe("tokens whose rows differ most", _with_tokens(shorter, ids, seed))
+    drawn = random_inputs(shorter, n=3, length=min(USUAL_LENGTH, _max_length(shorter)), seed=seed)
+    if "pixel_values" in drawn[0]:
+        structured = {label: drawn[0] | {"pixel_values": x} for label, x in _images(drawn[0]["pixel_values"]).items()}
+    else:
+        structured = {k: _with_tokens(shorter, ids, seed) for k, ids in _token_ids(shorter, seed, brief).items()}
+    return [*(Probe("random", each) for each in drawn), *(Probe(label, each) for label, each in structured.items())]
 
 
 def _variant(probe: Probe, weights: Weights, rng: torch.Generator) -> Probe:
@@ -75,7 +67,7 @@ def _variant(probe: Probe, weights: Weights, rng: torch.Generator) -> Probe:
     else:
         ids = inputs["input_ids"].clone()
         places = torch.randint(ids.shape[1], (max(1, ids.shape[1] // 4),), generator=rng)
-        ids[0, places] = torch.randint(_vocabulary(weights), places.shape, generator=rng)
+        ids[0, places] = torch.randint(vocabulary_size(weights) or 2, places.shape, generator=rng)
         inputs["input_ids"] = ids
     return Probe(f"{probe.label.removesuffix(', varied')}, varied", inputs)
 
@@ -84,14 +76,11 @@ def _max_length(weights: Weights) -> int:
     return min(MAX_LENGTH, max_length(weights) or MAX_LENGTH)
 
 
-def _vocabulary(weights: Weights) -> int:
-    return vocabulary_size(weights) or 2
-
-
-def _token_probes(weights: Weights, seed: int, brief: bool) -> list[Probe]:
+def _token_ids(weights: Weights, seed: int, brief: bool) -> dict[str, Tensor]:
+    """Tokens with a structure, by label."""
     most = max(USUAL_LENGTH, int(MAX_OPERATIONS / max(1, weights.n_params) / 2))
     usual, long = min(USUAL_LENGTH, _max_length(weights)), min(_max_length(weights), most)
-    n = _vocabulary(weights)
+    n = vocabulary_size(weights) or 2
     rng = torch.Generator().manual_seed(seed)
     one, two = torch.randint(n, (2,), generator=rng).tolist()
     structured = {
@@ -106,9 +95,7 @@ def _token_probes(weights: Weights, seed: int, brief: bool) -> list[Probe]:
             "three tokens": torch.randint(n, (min(3, usual),), generator=rng),
             "every position": torch.randint(n, (long,), generator=rng),
         }
-    return [Probe("random", each) for each in random_inputs(weights, n=3, length=usual, seed=seed)] + [
-        Probe(label, _with_tokens(weights, ids, seed)) for label, ids in structured.items()
-    ]
+    return structured
 
 
 def _with_tokens(weights: Weights, ids: Tensor, seed: int) -> Inputs:
@@ -116,13 +103,12 @@ def _with_tokens(weights: Weights, ids: Tensor, seed: int) -> Inputs:
     return random_inputs(weights, n=1, length=len(ids), seed=seed)[0] | {"input_ids": ids[None]}
 
 
-def _image_probes(weights: Weights, seed: int) -> list[Probe]:
-    drawn = random_inputs(weights, n=3, seed=seed)
-    x = drawn[0]["pixel_values"]
+def _images(x: Tensor) -> dict[str, Tensor]:
+    """Images with a structure, by label; x is a random one."""
     rows, columns = torch.meshgrid(torch.arange(x.shape[-2]), torch.arange(x.shape[-1]), indexing="ij")
     spot = torch.zeros_like(x)
     spot[..., x.shape[-2] // 2, x.shape[-1] // 2] = 5.0
-    structured = {
+    return {
         "black": torch.zeros_like(x),
         "white": torch.ones_like(x),
         "extreme pixels": 8.0 * x.sign(),
@@ -130,12 +116,6 @@ def _image_probes(weights: Weights, seed: int) -> list[Probe]:
         "one bright pixel": spot,
         "ramp": (columns / columns.max().clamp(min=1) * 2 - 1).expand_as(x).clone(),
     }
-    return [Probe("random", each) for each in drawn] + [
-        Probe(label, drawn[0] | {"pixel_values": pixels}) for label, pixels in structured.items()
-    ]
-
-
-# Running the models
 
 
 @dataclass(frozen=True)
@@ -154,8 +134,11 @@ class Runner:
 
     def run(self, inputs: Sequence[Inputs]) -> list[Tensor]:
         """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
+        # transformers refuses several inputs at once for a classifier without a padding token.
+        is_classifier = any(name.startswith("score") for name in self.weights)
+        single = is_classifier and self.weights.config.get("pad_token_id") is None
         with torch.no_grad():
-            if not self.streamed or self._refuses_batches:
+            if not self.streamed or single:
                 return [run_module(self.weights, self.module, each)[0] for each in inputs]
             found: dict[int, Tensor] = {}
             by_shape: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
@@ -166,12 +149,6 @@ class Runner:
                 found |= dict(zip(chosen, run_module(self.weights, self.module, batch)))
                 trim_heap()
         return [found[i] for i in range(len(inputs))]
-
-    @property
-    def _refuses_batches(self) -> bool:
-        """Whether this is a classifier without a padding token: transformers refuses several inputs at once."""
-        is_classifier = any(name.startswith("score") for name in self.weights)
-        return is_classifier and self.weights.config.get("pad_token_id") is None
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -225,9 +202,6 @@ def _drop_parameters(module: nn.Module, _: Any, __: Any) -> None:
     for key, loaded in module._parameters.items():
         if loaded is not None:
             module._parameters[key] = nn.Parameter(torch.empty_like(loaded, device="meta"), requires_grad=False)
-
-
-# Comparison
 
 
 @dataclass(frozen=True)
@@ -291,7 +265,9 @@ class OutputComparison:
         outputs_a, outputs_b = Runner(self.a).run(inputs), Runner(self.b).run(inputs)
         floors = [0.0] * len(inputs)
         for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
-            for runner in self._perturbed(weights):
+            units, dtype = rounding_units(weights, self.precision), torch.float32 if Runner(weights).streamed else None
+            for copy in range(PERTURBED_COPIES):
+                runner = Runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
                 moved = (_difference(x, y, z) for x, y, z in zip(outputs, runner.run(inputs), outputs_a))
                 floors = [max(floor, each) for floor, each in zip(floors, moved)]
         usual = sorted(floors)[len(floors) // 2]
@@ -300,17 +276,15 @@ class OutputComparison:
             for probe, x, y, floor in zip(probes, outputs_a, outputs_b, floors)
         ]
 
-    def _perturbed(self, weights: Weights) -> Iterator[Runner]:
-        """Copies perturbed by the rounding of the model's type."""
-        units, dtype = rounding_units(weights, self.precision), torch.float32 if Runner(weights).streamed else None
-        for copy in range(PERTURBED_COPIES):
-            yield Runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
-
     def with_token_probe(self, compared: list[ComparedInput], tokens: Sequence[int]) -> list[ComparedInput]:
         """The comparisons and one more on these tokens; unchanged where there are none or the models read no tokens."""
         if not tokens or "input_ids" not in compared[0].inputs:
             return compared
-        return self._with_probe(compared, _token_probe(self.a, self.b, tokens, seed=self.seed))
+        shorter = min(self.a, self.b, key=_max_length)
+        usual = min(USUAL_LENGTH, _max_length(shorter))
+        ids = torch.tensor(list(tokens)).repeat(usual)[:usual] % (vocabulary_size(shorter) or 2)
+        probe = Probe("tokens whose rows differ most", _with_tokens(shorter, ids, self.seed))
+        return self._with_probe(compared, probe)
 
     def with_search(self, compared: list[ComparedInput]) -> list[ComparedInput]:
         """The comparisons and one more: the best of many variants; each round starts from the best input so far."""

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from isobasin.errors import IsobasinError
 from isobasin.path.evaluation import to_device
@@ -163,16 +163,13 @@ class GeneratedText:
         name = digest([purpose.encode(), rows.numpy().tobytes()])
 
         def batches() -> Iterator[Batch]:
-            return (_next_token_batch(part, len(prefix)) for part in rows.split(self.batch_size))
+            for part in rows.split(self.batch_size):
+                targets = part.roll(-1, 1)
+                targets[:, -1] = IGNORED  # the last token has no next one
+                targets[:, : max(0, len(prefix) - 1)] = IGNORED  # the prefix was not generated
+                yield Batch({"input_ids": part}, targets)
 
         return Task("lm", "own text", GENERATED_SOURCE, len(rows), settings, name, batches)
-
-
-def _next_token_batch(rows: Int[Tensor, "n t"], n_prefix: int) -> Batch:
-    targets = rows.roll(-1, 1)
-    targets[:, -1] = IGNORED  # the last token has no next one
-    targets[:, : max(0, n_prefix - 1)] = IGNORED  # the prefix was not generated
-    return Batch({"input_ids": rows}, targets)
 
 
 @torch.no_grad()
@@ -196,28 +193,17 @@ def generate(
             ids = torch.tensor([list(prefix)] * count)
         else:
             ids = torch.randint(vocabulary_size(model), (count, 1), generator=rng)
-        next_logits = _next_logits(module, cached=not model.family.own)
+        cache, seen = None, 0
         while ids.shape[1] < length:
+            if model.family.own:
+                logits = module(ids.to(device))
+            else:  # with a cache of keys and values the model reads only new tokens
+                said = module(input_ids=ids[:, seen:].to(device), past_key_values=cache, use_cache=True)
+                logits, cache, seen = said.logits, said.past_key_values, ids.shape[1]
             # Sampled on the CPU, where a generator gives the same numbers on every machine.
-            probabilities = torch.softmax(next_logits(ids.to(device)).float(), -1).cpu()
+            probabilities = torch.softmax(logits[:, -1].float(), -1).cpu()
             if not bool(torch.isfinite(probabilities).all()):
                 raise IsobasinError(f"{name_of(model)}: predicts no finite numbers, so it can not write; give data")
             ids = torch.cat([ids, torch.multinomial(probabilities, 1, generator=rng)], 1)
         rows.append(ids[:, :length])
     return torch.cat(rows)
-
-
-def _next_logits(module: nn.Module, *, cached: bool) -> Callable[[Tensor], Tensor]:
-    """Token ids to the logits of the next token; with a cache of keys and values the model reads only new tokens."""
-    cache: Any = None
-    seen = 0
-
-    def logits_after(ids: Tensor) -> Tensor:
-        nonlocal cache, seen
-        if not cached:
-            return module(ids)[:, -1]
-        found = module(input_ids=ids[:, seen:], past_key_values=cache, use_cache=True)
-        cache, seen = found.past_key_values, ids.shape[1]
-        return found.logits[:, -1]
-
-    return logits_after

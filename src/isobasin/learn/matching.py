@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -51,11 +51,9 @@ class LearnedMatching(TrainConfig):
     and not trained on. Training starts from the result of the matcher `init`, by default `WeightMatching`. The fields
     of `TrainConfig` are keyword arguments as well. `resume` lets a killed run continue, `processes` share the batches,
     and `on_step(done, of, barrier)` is called after each step.
-
-    >>> found = align(b, to=a, matcher=LearnedMatching(task, steps=200))  # doctest: +SKIP
-    >>> moved = found.transform.apply(b)  # doctest: +SKIP
     """
 
+    fixed_basis: ClassVar[bool] = False
     task: Task
     held_out: Task | None = None
     _: KW_ONLY
@@ -86,10 +84,6 @@ class LearnedMatching(TrainConfig):
         settings = {f.name: getattr(self, f.name) for f in fields(TrainConfig)} | {"autocast": str(self.autocast)}
         settings["rate"] = settings.pop("lr")  # the name in resume files
         return {"scope": self.scope, "start": repr(self._init), "lessons": settings, "seed": self.seed}
-
-    @property
-    def fixed_basis(self) -> bool:
-        return False
 
     def prepared(self, a: Weights, b: Weights) -> "LearnedMatching":
         return self

@@ -14,8 +14,6 @@ from torch import Tensor
 from isobasin.groups import Element
 from isobasin.symmetries import Symmetry
 
-Tensors = Mapping[str, Tensor]
-
 
 class GroupParameters:
     """The parameters of every space of a symmetry that has a continuous group."""
@@ -53,7 +51,7 @@ class GroupParameters:
         return {_state_name(space, k): t.detach() for space, ts in self._parameters.items() for k, t in ts.items()}
 
     @torch.no_grad()
-    def load_state(self, state: Tensors) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         for space, tensors in self._parameters.items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[_state_name(space, name)])

@@ -32,14 +32,7 @@ OnProgress = Callable[[int, int, float], None]  # (step, of, last measured held-
 
 
 def warmup_cosine(step: int, steps: int, *, peak: float, warmup_steps: float) -> float:
-    """The learning rate of step 0 … steps − 1: linear warm-up, then a cosine that reaches zero with the last step.
-
-    With w = `warmup_steps`: peak · (step + 1) / w up to step + 1 = w, then
-    peak · (1 + cos(π (step + 1 − w) / (steps − w))) / 2.
-
-    >>> [round(warmup_cosine(step, 10, peak=1.0, warmup_steps=2.0), 2) for step in (0, 1, 5, 9)]
-    [0.5, 1.0, 0.5, 0.0]
-    """
+    """The learning rate of step 0 … steps − 1: linear warm-up, then a cosine that reaches zero with the last step."""
     if step + 1 <= warmup_steps:
         return peak * (step + 1) / warmup_steps
     falling = (step + 1 - warmup_steps) / (steps - warmup_steps)

@@ -26,7 +26,6 @@ ROUNDING = 1e-12  # an objective below this share of ‖mean‖² is rounding er
 MAX_HELD = 2**27  # numbers of all models together, up to which moved models are held in memory (in float64)
 
 Aligner = Callable[[Weights, Weights], Alignment]  # (moving, reference)
-Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,7 @@ class JointAlignment:
         return mean_of(self.transported)
 
     def between(self, i: int, j: int) -> Transform:
-        """Tⱼ⁻¹ Tᵢ: takes model i to model j, in the gauge of j (its gains and free biases).
-
-        >>> many.between(0, 1).apply(a)  # doctest: +SKIP
-        """
+        """Tⱼ⁻¹ Tᵢ: takes model i to model j, in the gauge of j (its gains and free biases)."""
         count = len(self.models)
         for k in (i, j):
             if not 0 <= k < count:
@@ -126,16 +122,13 @@ def align_many(
     rounds: int = MAX_ROUNDS,
     aligner: Aligner | None = None,
     device: torch.device | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> JointAlignment:
     """Align every model to model `to`, or (`to="mean"`) all but the first to the mean of all, at most `rounds` times.
 
     An `aligner`, a function of (moving, reference), replaces matcher and `align`; it can not align to a mean. Models
     and mean are read tensor by tensor; models of up to 2²⁷ numbers together (1 GB in float64) are held in memory during
     the alignment to a mean.
-
-    >>> many = align_many([a, b, c], to="mean", matcher=WeightMatching(scope="model"))  # doctest: +SKIP
-    >>> many.between(1, 2).apply(b)  # b aligned to c  # doctest: +SKIP
     """
     models = tuple(models)
     if len(models) < 2:

@@ -83,11 +83,8 @@ class MergeResult:
 
     def _config(self) -> dict[str, Any]:
         first, dtype = self.models[0], replace(self.models[0], dtypes=self.dtypes).dtype
-        return (
-            dict(first.config)
-            if self.recipe.dtype is None and dtype == first.dtype
-            else with_dtype(first.config, dtype)
-        )
+        unchanged = self.recipe.dtype is None and dtype == first.dtype
+        return dict(first.config) if unchanged else with_dtype(first.config, dtype)
 
     def save(
         self,
@@ -145,8 +142,6 @@ def merge(
     and are divided by their sum; slerp takes `t`, or the share of the second weight. `dtype` is the type that stored
     numbers are first rounded to and that the merge is written in; without it each tensor has the widest of its types.
     `names` are the names of the models in the model card.
-
-    >>> merge([a, b]).save("runs/merged")  # doctest: +SKIP
     """
     models = tuple(models)
     recipe = MergeRecipe(
@@ -178,7 +173,7 @@ def model_card(title: str, recipe: MergeRecipe, distances: "Sequence[Distance]",
     """README.md with front matter for the hub; the names of models may contain any character."""
     front = {
         # The hub refuses a card whose base_model is not a repository, so folders are named in the table only.
-        "base_model": [name for name in dict.fromkeys(recipe.models) if _is_hub_id(name)],
+        "base_model": [n for n in dict.fromkeys(recipe.models) if _HUB_ID.fullmatch(n) and not Path(n).exists()],
         "library_name": "transformers",
         "tags": ["merge", "isobasin"],
     }
@@ -231,10 +226,6 @@ def _table(recipe: MergeRecipe, distances: "Sequence[Distance]") -> list[str]:
         "",
         f"Distances are shares of the norm of what each was aligned to, over the tensors of scope `{recipe.scope}`.",
     ]
-
-
-def _is_hub_id(name: str) -> bool:
-    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def escaped(text: str) -> str:

@@ -115,11 +115,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_recipe(file: str | Path) -> MergeRecipe:
-    """The recipe in a YAML file.
-
-    >>> read_recipe("merge.yml").method  # doctest: +SKIP
-    'linear'
-    """
+    """The recipe in a YAML file."""
     path = Path(file)
     try:
         size = path.stat().st_size
@@ -152,7 +148,14 @@ def parse_recipe(text: str, where: str) -> MergeRecipe:
     if method is None:
         raise IsobasinError(f"{where}: merge_method is missing: expected linear or slerp")
     if method == "slerp":
-        _check_slerp(shared, bool(given))
+        for key, wrong in (("weight", given), ("normalize", "normalize" in shared.values)):
+            if wrong:
+                raise IsobasinError(f"{where}: parameters.{key} belongs to linear, slerp takes parameters.t")
+        if "t" not in shared.values:
+            raise IsobasinError(f"{where}: parameters.t is missing: slerp goes from base_model (0) to the other (1)")
+    tokenizer = top.word("tokenizer_source")
+    if tokenizer == "union":
+        raise IsobasinError(f"{where}: tokenizer_source union is not available; {THEN_MERGEKIT}")
     fields: dict[str, Any] = {
         "models": tuple(names),
         "weights": given or None,
@@ -160,7 +163,7 @@ def parse_recipe(text: str, where: str) -> MergeRecipe:
         "t": shared.number("t"),
         "normalize": shared.switch("normalize"),
         "dtype": top.word("dtype"),
-        "tokenizer_source": _tokenizer_source(top, base or names[0]),
+        "tokenizer_source": (base or names[0]) if tokenizer == "base" else tokenizer,
         **_alignment(top, base, names),
     }
     try:
@@ -237,14 +240,6 @@ def _models(top: _Section, default: float | None) -> tuple[list[str], list[float
     return names, weights
 
 
-def _check_slerp(shared: _Section, has_weights: bool) -> None:
-    for key, given in (("weight", has_weights), ("normalize", "normalize" in shared.values)):
-        if given:
-            raise IsobasinError(f"{shared.where}: parameters.{key} belongs to linear, slerp takes parameters.t")
-    if "t" not in shared.values:
-        raise IsobasinError(f"{shared.where}: parameters.t is missing: slerp goes from base_model (0) to the other (1)")
-
-
 def _alignment(top: _Section, base: str | None, names: list[str]) -> dict[str, Any]:
     """The fields of the recipe about alignment. If `align.to` and `base_model` are both given, they must agree."""
     reference = 0 if base is None else names.index(base)
@@ -262,13 +257,6 @@ def _alignment(top: _Section, base: str | None, names: list[str]) -> dict[str, A
             f"{top.where}: align.to is {to}, but base_model is {base}: others can be aligned to one only"
         )
     return {"align": True, "to": to, "scope": chosen.word("scope"), "matcher": chosen.word("matcher")}
-
-
-def _tokenizer_source(top: _Section, base: str) -> str | None:
-    source = top.word("tokenizer_source")
-    if source == "union":
-        raise IsobasinError(f"{top.where}: tokenizer_source union is not available; {THEN_MERGEKIT}")
-    return base if source == "base" else source
 
 
 class _StrictLoader(yaml.SafeLoader):

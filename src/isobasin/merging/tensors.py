@@ -174,7 +174,19 @@ class MergedTensor:
         return self._combined(combination, parts).reshape(self.shape)
 
     def _stored(self, start: int, stop: int) -> list[Tensor]:
-        return [_stored_block(model, self.name, start, stop) for model in self.models]
+        blocks = []
+        for model in self.models:
+            assert model.checkpoint is not None
+            disk = model.names.on_disk[self.name]
+            block = model.checkpoint.flat(disk, start, stop)
+            for copy, target in model.names.copies.items():
+                if target == self.name and not torch.equal(model.checkpoint.flat(copy, start, stop), block):
+                    raise CheckpointError(
+                        f"{copy}: config.json ties it to {disk}, but the two differ; "
+                        "set tie_word_embeddings to false, or remove one of them"
+                    )
+            blocks.append(block)
+        return blocks
 
     def _combined(self, combination: Combination, parts: Sequence[Tensor]) -> Tensor:
         result, finite = combine(combination, parts, self._via, self.dtype)
@@ -189,19 +201,6 @@ class MergedTensor:
         advice = "float16 ends at 65504, choose bfloat16 or float32" if narrow else "choose smaller weights"
         check_finite(result, self.name, f"the merge overflows: {advice}")
         return result
-
-
-def _stored_block(model: Weights, name: str, start: int, stop: int) -> Tensor:
-    assert model.checkpoint is not None
-    disk = model.names.on_disk[name]
-    block = model.checkpoint.flat(disk, start, stop)
-    for copy, target in model.names.copies.items():
-        if target == name and not torch.equal(model.checkpoint.flat(copy, start, stop), block):
-            raise CheckpointError(
-                f"{copy}: config.json ties it to {disk}, but the two differ; "
-                "set tie_word_embeddings to false, or remove one of them"
-            )
-    return block
 
 
 def write_merged(

@@ -22,11 +22,7 @@ def grid(n_points: int) -> tuple[float, ...]:
 
 
 def midpoint(lambdas: Sequence[float]) -> int:
-    """The index of λ = ½, or of the λ nearest to it; of two that are equally near, the lower one.
-
-    >>> midpoint([0, 0.25, 0.5, 0.75, 1]), midpoint([0, 1 / 3, 2 / 3, 1])
-    (2, 1)
-    """
+    """The index of λ = ½, or of the λ nearest to it; of two that are equally near, the lower one."""
     return min(range(len(lambdas)), key=lambda i: round(abs(lambdas[i] - 0.5), 12))
 
 
@@ -49,11 +45,7 @@ class Barrier:
 
 
 def barrier(lambdas: Sequence[float], values: Sequence[float], *, rising: bool = False) -> Barrier:
-    """max over λ of L(λ) − ((1−λ) L(0) + λ L(1)), at least 0; the sign is reversed for a rising metric.
-
-    >>> barrier([0, 0.5, 1], [1.0, 3.0, 2.0])
-    Barrier(height=1.5, lam=0.5)
-    """
+    """max over λ of L(λ) − ((1−λ) L(0) + λ L(1)), at least 0; the sign is reversed for a rising metric."""
     sign = -1.0 if rising else 1.0
     for lam, value in zip(lambdas, values):
         if not math.isfinite(value):
@@ -64,11 +56,7 @@ def barrier(lambdas: Sequence[float], values: Sequence[float], *, rising: bool =
 
 
 def is_connected(height: float | None, naive: float | None) -> bool | None:
-    """Whether a loss barrier of this height means connected, given the naive barrier; None if it was not measured.
-
-    >>> is_connected(0.04, 1.0), is_connected(0.019, 0.02), is_connected(0.1, 1.0), is_connected(None, 1.0)
-    (True, True, False, None)
-    """
+    """Whether a loss barrier of this height means connected, given the naive barrier; None if it was not measured."""
     if height is None:
         return None
     return height <= CONNECTED_NATS or (naive is not None and height <= CONNECTED_SHARE * naive)

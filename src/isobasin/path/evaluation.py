@@ -169,9 +169,6 @@ def evaluate_path(
 
     `memory` is the number of bytes of data that may be held in memory. `cache` keeps the sums of evaluated points.
     `watch(done, total)` is called after each point.
-
-    >>> evaluate_path(a, b, open_task("test.txt", [a, b])).barrier  # doctest: +SKIP
-    Barrier(height=0.715, lam=0.5)
     """
     check_comparable(a, b)
     model = FlatModel.of(a, device)

@@ -126,7 +126,8 @@ def _mixed(
     model: FlatModel, component: Component, start: Tensor, end: Tensor, lam: Callable[[], float]
 ) -> Iterator[None]:
     names = [model.places[name] for name in component.tensors]
-    owner = model.module.get_submodule(_common_module([name.rpartition(".")[0] for name in names]))
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*(name.split(".")[:-1] for name in names)))
+    owner = model.module.get_submodule(".".join(level[0] for level in levels))  # holds all of the component
     writer = model.module.get_submodule(model.places[component.writer].rpartition(".")[0])
     parameters = {name: model.module.get_parameter(name) for name in names}
     plain = owner.forward
@@ -155,9 +156,3 @@ def _mixed(
     finally:
         owner.forward = plain
         point_to(model.buffer)
-
-
-def _common_module(modules: Sequence[str]) -> str:
-    """The innermost module that holds all of these."""
-    levels = zip(*(name.split(".") for name in modules))
-    return ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))

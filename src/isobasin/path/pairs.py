@@ -67,7 +67,10 @@ def evaluate_pairs(
     found = {}
     for first, second in combinations(labels, 2):
         name = f"{first}-{second}"
-        titled = partial(_watch, watch, name)
+
+        def titled(title: str, name: str = name) -> Watch | None:
+            return watch(f"{name} {title}") if watch else None
+
         start, end = model.vector(models[first]), model.vector(models[second])
         alignment = aligner(models[second], models[first]) if aligner else None
         ends: dict[str, Tensor] = {"naive": end}
@@ -85,10 +88,6 @@ def evaluate_pairs(
             surface = evaluate_plane(model, start, end, ends["aligned"], task, n=plane, **options)
         found[name] = PairResult(curves, alignment, explanations, surface)
     return found
-
-
-def _watch(watch: Callable[[str], Watch] | None, name: str, title: str) -> Watch | None:
-    return watch(f"{name} {title}") if watch else None
 
 
 def evaluate_plane(
