@@ -90,7 +90,7 @@ def test_with_the_stream_held_layers_are_independent(name: str) -> None:
     layers = range(whole.arch.sizes.n_layers)
     assert len(layers) > 1
     assert not whole.moves_stream
-    parts = whole.independent_parts()
+    parts = list(whole.independent_parts())
     assert [list(part.part.groups) for part in parts] == [[f"heads{i}"] for i in layers]
     options = AlignOptions()
     dtypes = replace(whole.b, exact=False).output_dtypes(options.dtype)
@@ -135,7 +135,7 @@ def test_one_visit_of_each_block_is_enough_where_the_stream_is_held(name: str) -
 def test_the_whole_model_is_one_problem(name: str) -> None:
     problem = posed(name, "model")
     assert problem.moves_stream
-    assert problem.independent_parts() == [problem]
+    assert list(problem.independent_parts()) == [problem]
     assert len(solve(problem).history) > 1
     block = posed(name, "first-block")
     assert [set(part.part.groups) for part in block.independent_parts()] == [{"heads0", "ff0"}]

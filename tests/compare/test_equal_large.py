@@ -71,7 +71,7 @@ def test_unrelated_models_are_distinguished_by_their_outputs(
     assert not sweeps
     assert found.largest_residual is not None
     assert "as they are: no layer is near its place" in str(found)
-    assert found.facts["evidence"]["obstacle"] in str(found)  # type: ignore[index]
+    assert found.to_dict()["evidence"]["obstacle"] in str(found)  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

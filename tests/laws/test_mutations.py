@@ -288,7 +288,13 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "spaces: ff{i}, stream=True": NO_MEAN,
         "heads: interleaved=True": NO_ROTARY,
     },
-    "phi3": {},
+    "phi3": {  # its two cases have no biases: nothing else lives on the output axes
+        "modules: mlp.down_proj = resid ff{i}* → resid* ff{i}*": SELF_DUAL,
+        "modules: mlp.gate_up_proj = |ff{i}|+ff{i} m{i}* → |ff{i}|*+ff{i} m{i}*": SELF_DUAL,
+        "modules: self_attn.o_proj = resid vo{i}:q* → resid* vo{i}:q*": SELF_DUAL,
+        "tensors: model.embed_tokens.weight = .30 resid → .30 resid*": SELF_DUAL,
+        "spaces: ff{i}, stream=True": NO_MEAN,
+    },
     "llama": {
         "modules: mlp.gate_proj = |ff{i}| m{i}* → |ff{i}|* m{i}*": SELF_DUAL,
         "tensors: model.embed_tokens.weight = .30 resid → .30 resid*": SELF_DUAL,
