@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from compared_models import output_difference, perturbed, scrambled_file, with_tensors
-from isobasin.match.sweep import Board
 
 import isobasin as ib
 import tiny
+from isobasin.alignment import descent
 from isobasin.alignment.descent import embedding_distance
-from isobasin.alignment.problem import Elements
+from isobasin.alignment.problem import AlignmentProblem, Elements
 
 pytestmark = pytest.mark.hf
 V = "model.layers.0.self_attn.v_proj.weight"
@@ -43,13 +43,13 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Elements]:
     """The elements at which each sweep of an alignment started."""
     seen: list[Elements] = []
-    real = Board.sweep
+    real = descent.sweep
 
-    def spy(board: Board, elements: Elements) -> object:
+    def spy(problem: AlignmentProblem, elements: Elements) -> object:
         seen.append(elements)
-        return real(board, elements)
+        return real(problem, elements)
 
-    monkeypatch.setattr(Board, "sweep", spy)
+    monkeypatch.setattr(descent, "sweep", spy)
     return seen
 
 
@@ -100,7 +100,7 @@ def test_related_models_are_aligned_to_locate_the_difference(
     found = ib.equivalent(a, scrambled_file(changed) if scrambled else changed)
     assert found.answer == "different"
     assert found.largest_residual is not None
-    assert (found.largest_residual.space, found.largest_residual.tensor) == ("heads0", V)
+    assert (found.largest_residual.kind, found.largest_residual.layer, found.largest_residual.tensor) == ("heads", 0, V)
     assert sweeps
 
 

@@ -54,7 +54,7 @@ def test_the_rotary_trap(positions: str, expected: str) -> None:
     assert found.answer == expected, str(found)
     if expected == "different":
         assert found.largest_residual is not None
-        assert found.largest_residual.space == "heads0"
+        assert (found.largest_residual.kind, found.largest_residual.layer) == ("heads", 0)
         assert found.witness is not None
         assert output_difference(a, b, found.witness.inputs) > 1e-2
 
@@ -263,7 +263,7 @@ def test_a_badly_conditioned_reparametrisation() -> None:
     values = {V: (wild @ v).flatten(0, 1), O: torch.einsum("dhn,hnm->dhm", o, torch.linalg.inv(wild)).flatten(1)}
     found = ib.equivalent(a, with_tensors(a, values))
     assert found.answer == "same", str(found)
-    heads = next(r for r in found.evidence.residuals if r.space == "heads0")
+    heads = next(r for r in found.evidence.residuals if (r.kind, r.layer) == ("heads", 0))
     assert heads.rounding > 1e-6  # a fixed tolerance for float32 would have refused it
 
 

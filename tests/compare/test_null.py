@@ -7,8 +7,6 @@ from statistics import fmean, stdev
 import pytest
 import torch
 from compared_models import held, own_model
-from isobasin.compare.normal_form import BalancedModel
-from isobasin.match.canonical import STREAM, stream_of
 from torch import Tensor
 
 from isobasin.arch import Architecture
@@ -16,6 +14,7 @@ from isobasin.compare.distance import BlockModel, BlockPair, RotatedModel, Unrel
 from isobasin.model import ModelConfig
 from isobasin.symmetries import group_of
 from isobasin.symmetries.action import Action
+from isobasin.symmetries.normal_form import NormalForm
 
 FRAMES, DRAWS = 5, 6
 SIZES = {"d_model": 32, "n_heads": 2, "d_head": 8, "d_ff": 48, "d_vocab": 64, "n_positions": 16, "n_layers": 1}
@@ -25,7 +24,7 @@ SIZES = {"d_model": 32, "n_heads": 2, "d_head": 8, "d_ff": 48, "d_vocab": 64, "n
 class Independent:
     """A model with the stream of every block in a random frame of its own."""
 
-    model: BalancedModel
+    model: NormalForm
     seed: int
 
     @property
@@ -34,25 +33,25 @@ class Independent:
 
     def block(self, space: str) -> Mapping[str, Tensor]:
         number = list(self.model.blocks).index(space)
-        rotation = group_of(stream_of(self.arch)).sample(seed=1000 * self.seed + number)
-        action = Action(self.arch, {STREAM: rotation})
+        rotation = group_of(self.arch.stream).sample(seed=1000 * self.seed + number)
+        action = Action(self.arch, {self.arch.stream.name: rotation})
         return {name: action.tensor(name, t) for name, t in self.model.block(space).items()}
 
 
-def with_large_coordinate(preset: str, seed: int) -> BalancedModel:
+def with_large_coordinate(preset: str, seed: int) -> NormalForm:
     """One coordinate of the stream has far larger weights than the others, as in trained models."""
     weights = own_model(ModelConfig.preset(preset, **SIZES), seed, torch.float64)
     changed = {}
     for name in ("blocks.0.mlp.up.weight", "blocks.0.attn.q.weight"):
         changed[name] = weights[name].clone()
         changed[name][:, 3] *= 12
-    return BalancedModel(held(weights, changed))
+    return NormalForm.for_comparison(held(weights, changed))
 
 
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 def test_a_shuffle_in_a_random_frame_is_as_good_as_a_rotation(preset: str) -> None:
     a, b = with_large_coordinate(preset, 0), with_large_coordinate(preset, 1)
-    identity = group_of(stream_of(a.arch)).identity()
+    identity = group_of(a.arch.stream).identity()
 
     def similarities(models: Sequence[BlockModel]) -> tuple[float, float]:
         found = [BlockPair.of(a, model, "ff0", "ff0", identity).distance().similarity for model in models]

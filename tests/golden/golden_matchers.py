@@ -27,6 +27,7 @@ ALIGNMENTS: dict[str, tuple[object, ...]] = {
     "activations model": (*ACTIVATIONS, *MODEL),
     "activations all-attention": (*ACTIVATIONS, *ATTENTION),
     "learned model": (*LEARNED, *MODEL),
+    "learned model free": (*LEARNED, *MODEL, "--permutations", "free"),
     "learned all-attention": (*LEARNED, *ATTENTION),
     "reference all-attention": ("--matcher", "reference", *ATTENTION),
     "reference first-attention": ("--matcher", "reference", "--scope", "first-attention"),

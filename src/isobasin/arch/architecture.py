@@ -64,6 +64,11 @@ class Space:
         """Whether its group has a sign for each coordinate."""
         return self.kind in ("signed", "scaled")
 
+    @property
+    def permutes(self) -> bool:
+        """Whether its group permutes coordinates one by one."""
+        return self.signs or self.kind in ("permutation", "positive")
+
 
 @dataclass(frozen=True)
 class HeadSpace:
@@ -89,6 +94,7 @@ class HeadSpace:
     rotates: ClassVar[bool] = False
     scales: ClassVar[bool] = False
     signs: ClassVar[bool] = False
+    permutes: ClassVar[bool] = False
 
     @property
     def group_size(self) -> int:

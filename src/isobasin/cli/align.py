@@ -234,6 +234,7 @@ class AlignSetup:
             init=self.matcher(),
             steps=learning.options.steps,
             lr=learning.options.lr,
+            permutations="free" if learning.options.permutations == "free" else "fixed",
             seed=self.seed,
             processes=processes,
         )

@@ -114,7 +114,9 @@ class LearnOptions:
     init: Annotated[str, typer.Option(help="learned: initial alignment, by weights or activations.")] = "weights"
     steps: Annotated[int, typer.Option(help="learned: gradient steps.")] = 500
     lr: Annotated[float, typer.Option(help="learned: largest learning rate.")] = 3e-3
-    permutations: Annotated[str, typer.Option(hidden=True)] = "fixed"  # of version 0.1, which also had `free`
+    permutations: Annotated[
+        str, typer.Option(help="learned: the matching of units stays (fixed), or may change (free).")
+    ] = "fixed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,8 @@ class LearnSetup:
         return self.data == SELF
 
     def check(self) -> None:
+        from isobasin.learn.trainer import PERMUTATIONS
+
         init, held_out = self.options.init, self.options.held_out
         if self.data is None:
             raise IsobasinError(
@@ -158,7 +162,7 @@ class LearnSetup:
         if self.from_own_text and init != "weights":
             raise IsobasinError(f"--init {init} needs data, and {self.flag} is self: use --init weights")
         check_choice("--init", init, INITS)
-        check_choice("--permutations", self.options.permutations, ("fixed",))
+        check_choice("--permutations", self.options.permutations, PERMUTATIONS)
         if held_out is not None and held_out.resolve() == self.data.resolve():
             raise IsobasinError(
                 f"--held-out {held_out} is {self.flag} itself: what is learned from can not decide; leave it out "

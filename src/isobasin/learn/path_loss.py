@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -103,6 +103,10 @@ class LinearPath:
     @property
     def device(self) -> torch.device:
         return next(iter(self.a.values())).device
+
+    def rebased(self, elements: Mapping[str, Element]) -> "LinearPath":
+        """The path to B moved by these elements."""
+        return replace(self, b={name: tensor.contiguous() for name, tensor in self.moved(elements).items()})
 
     def moved(self, elements: Mapping[str, Element]) -> dict[str, Tensor]:
         """B's tensors moved by these elements."""

@@ -7,7 +7,7 @@ training is kept, and when to stop.
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.groups import Element
 from isobasin.learn.data import Augment, BatchSampler, seeded_generator
-from isobasin.learn.parameters import GroupParameters, compose
+from isobasin.learn.parameters import GroupParameters, PermutationProposals, compose
 from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, LinearPath, ProcessGroup, average_gradients
 from isobasin.model import Transformer
 from isobasin.path.evaluation import FlatModel
@@ -25,6 +25,8 @@ from isobasin.symmetries.transform import pack_elements, unpack_elements
 from isobasin.tasks import Batch, Task
 from isobasin.weights import Weights
 
+Permutations = Literal["fixed", "free"]
+PERMUTATIONS = ("fixed", "free")
 RESUME_SECTION = "learning"  # of a resume file
 GRAPH_WARMUP = 3  # eager steps before a CUDA graph is captured, as the documentation of torch asks for
 MAX_GRAPHS = 4  # shapes of batches that are captured; the held-out split leaves batches of two sizes
@@ -44,7 +46,7 @@ class TrainConfig:
     """Adam on the group element with warm-up and cosine decay; the path is measured every `check_every` steps.
 
     A step takes `accumulate` batches, each at its own point of the path: the range `lambdas` is cut into as many parts,
-    and one point is drawn from each.
+    and one point is drawn from each. With `permutations="free"` checks may also permute units.
     """
 
     steps: int = 500
@@ -55,6 +57,7 @@ class TrainConfig:
     clip: float = 1.0  # largest norm of the whole gradient
     check_every: int = 100
     check_points: int = 7
+    permutations: Permutations = "fixed"
     autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +70,7 @@ class TrainConfig:
         _require(self.clip > 0, "clip", self.clip, "more than 0")
         _require(self.check_every >= 1, "check_every", self.check_every, "1 or more")
         _require(self.check_points >= 3, "check_points", self.check_points, "3 or more: both ends and one between")
+        _require(self.permutations in PERMUTATIONS, "permutations", self.permutations, " or ".join(PERMUTATIONS))
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step; the warm-up takes one step at least."""
@@ -160,10 +164,11 @@ class Trainer:
         first, last = (self._path.vector(mixture, end) for end in (self._path.a, self._path.b))
         self._evaluator = HeldOutEvaluator(mixture, first, held_out, config.check_points, processes)
         self._end_loss = self._evaluator.loss(last)
-        self._optimize = Step(self._path, self._parameters, config, processes)
+        self._proposals = PermutationProposals(part, processes) if config.permutations == "free" else None
+        self._optimize = Step(self._path, self._parameters, config, processes, self._proposals)
         self.step = 0
-        self.barrier = self._measure()
-        self._start = self._best = dict(start)
+        self.barrier = self._measure(self._path)
+        self._start = self._base = self._best = dict(start)
         self._history = [(0, self.barrier)]
         self._losses: list[Tensor] = []
 
@@ -179,10 +184,12 @@ class Trainer:
 
     def check(self) -> None:
         """Measure the path on held-out data; keep the elements if they are the best and safely inside their groups."""
-        found = self._measure()
+        found = self._measure(self._path)
+        if self._proposals:
+            found = self._permute_units(self._proposals, found)
         self._history.append((self.step, found))
         if found < self.barrier:
-            elements = compose(self._parameters.elements(), self._start)
+            elements = compose(self._parameters.elements(), self._base)
             if all(self._part.groups[name].contains(g) for name, g in elements.items()):
                 self._best, self.barrier = elements, found
 
@@ -197,6 +204,7 @@ class Trainer:
             "motion": self._parameters.state(),
             "optimizer": self._optimize.optimizer.state_dict(),
             "start": pack_elements(self._start),
+            "base": pack_elements(self._base),
             "best": pack_elements(self._best),
             "barrier": self.barrier,
             "history": self._history,
@@ -210,12 +218,36 @@ class Trainer:
         self._best = unpack_elements(state["best"], self._part)
         self._history = [(int(step), float(found)) for step, found in state["history"]]
         self._losses = list(state["losses"].to(self._path.device))
+        if self._proposals:
+            base = unpack_elements(state["base"], self._part)
+            self._rebase({name: base[name] @ self._base[name].inverse() for name in self._proposals.spaces}, base)
 
-    def _measure(self) -> float:
-        """The held-out barrier of the path with B moved by the parameters as they are."""
+    def _measure(self, path: LinearPath) -> float:
+        """The held-out barrier of a path with B moved by the parameters as they are."""
         with torch.no_grad():
-            end = self._path.vector(self._mixture, self._path.moved(self._parameters.differentiable()))
+            end = path.vector(self._mixture, path.moved(self._parameters.differentiable()))
         return self._evaluator.barrier_and_mean(end, self._end_loss)[0]
+
+    def _permute_units(self, proposals: PermutationProposals, found: float) -> float:
+        """Apply the proposed permutation with the lowest held-out barrier, if it is below `found`."""
+        with torch.no_grad():
+            moved = self._path.moved(self._parameters.differentiable())
+        best = None
+        for proposal in proposals.proposals(self._path.a, moved):
+            self._parameters.permute(proposal)
+            height = self._measure(self._path.rebased(proposal))
+            if height < found:
+                found, best = height, proposal
+            self._parameters.permute({name: g.inverse() for name, g in proposal.items()})
+        if best:
+            self._parameters.permute(best)
+            self._rebase(best, compose(best, self._base))
+        proposals.reset()
+        return found
+
+    def _rebase(self, moves: Mapping[str, Element], base: Mapping[str, Element]) -> None:
+        self._path, self._base = self._path.rebased(moves), dict(base)
+        self._optimize.set_path(self._path)
 
 
 @dataclass(frozen=True)
@@ -243,13 +275,16 @@ class Step:
         parameters: GroupParameters,
         config: TrainConfig,
         processes: ProcessGroup,
+        proposals: PermutationProposals | None = None,
         *,
         graphed: bool | None = None,
     ) -> None:
         self.path, self._parameters, self._config, self._processes = path, parameters, config, processes
+        self._proposals = proposals
         on_cuda = path.device.type == "cuda"
         default = on_cuda and isinstance(path.module, Transformer) and processes.size == 1
-        self._max_graphs = MAX_GRAPHS if (default if graphed is None else graphed) else 0
+        # A capture begins with warm-up steps and resets the gradients for proposals: with these there is one graph.
+        self._max_graphs = 0 if not (default if graphed is None else graphed) else 1 if proposals else MAX_GRAPHS
         self._captured: dict[Hashable, CapturedStep] = {}
         self._rate = torch.zeros((), device=path.device) if on_cuda else 0.0
         self.optimizer = torch.optim.Adam(parameters.tensors(), lr=self._rate, betas=(0.9, 0.95), capturable=on_cuda)
@@ -269,6 +304,10 @@ class Step:
                 here.inputs[name].copy_(tensor)
         found.graph.replay()
         return found.total.clone()
+
+    def set_path(self, path: LinearPath) -> None:
+        """Continue with the same parameters on another path."""
+        self.path, self._captured = path, {}
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Restore the optimizer from any device. The learning rate stays this step's own tensor: the one from a file
@@ -295,6 +334,8 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         grads = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         torch.autograd.backward([moved[name] for name in grads], list(grads.values()))
+        if self._proposals:
+            self._proposals.accumulate(grads)
         parameters = self._parameters.tensors()
         average_gradients(self._processes, parameters, self._config.accumulate * self._processes.size)
         torch.nn.utils.clip_grad_norm_(parameters, self._config.clip)
@@ -309,6 +350,8 @@ class Step:
         held = [Batch({k: t.clone() for k, t in b.inputs.items()}, b.targets.clone()) for b in batches]
         self._set_rate(0.0)
         graph, total = capture_graph(lambda: self._update(here, held), self.optimizer)
+        if self._proposals:
+            self._proposals.reset()
         return CapturedStep(here, held, graph, total)
 
 
