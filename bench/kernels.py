@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from isobasin.alignment.headcost import product_cost
-from isobasin.alignment.linear import align_linear, head_grams
+from isobasin.alignment.head_cost import product_cost
+from isobasin.alignment.head_linear import align_linear, head_grams
+from isobasin.alignment.head_rotary import align_rotary, rotary_objective
 from isobasin.alignment.reference import align_linear_recipe, align_rotary_recipe
-from isobasin.alignment.rotary import align_rotary, rotary_objective
 from isobasin.groups.assignment import assign
 
 RATES = (1e-2, 3e-2, 3e-3, 1e-3)  # the likeliest first: a slower one need not run to its end

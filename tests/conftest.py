@@ -3,11 +3,11 @@
 from jaxtyping import install_import_hook
 
 # Shapes in signatures are checked here, and only here: at run time they cost nothing. Left out are modules whose tests
-# hand them a wrong word on purpose (alignment.linear, alignment.rotary), and the abstract classes (groups.group).
+# hand them a wrong word on purpose (head_linear and head_rotary of alignment), and the abstract classes (groups.group).
 install_import_hook(
     [
         *(f"isobasin.groups.{name}" for name in ("heads", "linear", "monomial", "product", "rotary")),
-        *(f"isobasin.alignment.{name}" for name in ("newton", "headcost", "reference", "verification")),
+        *(f"isobasin.alignment.{name}" for name in ("head_newton", "head_cost", "reference", "verification")),
         "isobasin.symmetries.attention",
     ],
     "beartype.beartype",

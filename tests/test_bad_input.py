@@ -167,7 +167,7 @@ FILES: Mapping[str, tuple[str, Break, str]] = {
     ),
     "parent": ("sharded", index({EMBEDDING: ".."}), r"index.json names the file '\.\.', expected a plain name"),
     "parent-path": ("sharded", index({EMBEDDING: "../x.safetensors"}), r"names the file '\.\./x.safe.* a plain name"),
-    "number": ("sharded", index({EMBEDDING: 7}), r"index.json names the file '/7', expected a plain name"),
+    "number": ("sharded", index({EMBEDDING: 7}), r"index.json names the file 7, expected a plain name"),
     "no-map": ("sharded", text("model.safetensors.index.json", "{}"), r"index.json has no weight_map"),
     "no-weights": ("llama", missing("model.safetensors"), r"holds no weights: expected one of model.safetensors"),
     "truncated": ("llama", truncated("model.safetensors"), r"/model.safetensors is truncated"),

@@ -14,10 +14,10 @@ from isobasin.alignment.align import align
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.checkpoint import open_checkpoint
 from isobasin.errors import ArchitectureError, CheckpointError, IsobasinError
+from isobasin.merging.average import CHUNK, Linear, Slerp, combine
 from isobasin.merging.joint_alignment import align_many
 from isobasin.merging.merge import MergeResult, escaped, merge, model_card
 from isobasin.merging.recipe import MergeRecipe
-from isobasin.merging.tensors import CHUNK, Linear, Slerp, combine
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights, load
@@ -174,7 +174,7 @@ def noisy(model: Weights, seed: int) -> Weights:
 
 def test_the_objective_of_a_common_mean_never_rises(trio: list[Weights]) -> None:
     models = [trio[0], *(noisy(trio[0], seed) for seed in (1, 2))]
-    found = align_many(models, matcher=lambda a, b: WeightMatching(scope="first-attention"), to="mean", rounds=4)
+    found = align_many(models, matcher=WeightMatching(scope="first-attention"), to="mean", rounds=4)
     assert 2 <= found.rounds <= 4
     assert len(found.history) == found.rounds
     assert all(later <= earlier for earlier, later in zip(found.history, found.history[1:]))

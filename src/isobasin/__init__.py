@@ -39,7 +39,7 @@ _PUBLIC = {
 _FURTHER = {
     "Alignment": "isobasin.alignment.result",
     "Check": "isobasin.symmetries.check",
-    "Curve": "isobasin.path.curve",
+    "Curve": "isobasin.path.barrier",
     "DistanceResult": "isobasin.compare.distance",
     "Fingerprint": "isobasin.compare.fingerprint",
     "JointAlignment": "isobasin.merging.joint_alignment",

@@ -26,7 +26,7 @@ from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write
 from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
-from isobasin.path.curve import midpoint
+from isobasin.path.barrier import midpoint
 from isobasin.path.pairs import evaluate_pairs, path_document
 from isobasin.path.provenance import model_provenance
 from isobasin.report import read_result, table_rows, verdict, write_report

@@ -44,6 +44,7 @@ import resource, sys
 import isobasin
 from isobasin.cli import run
 from isobasin.weights import load
+import scipy.optimize, scipy.sparse.csgraph  # imported when something is assigned
 isobasin.align, isobasin.check, isobasin.open_task, isobasin.evaluate_path  # each loads its modules
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) * 1024
 limit = used + int(sys.argv[1])

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from isobasin.alignment import headcost
-from isobasin.alignment.headcost import complete_cost, cosine_cost, product_cost, singular_cost
+from isobasin.alignment.head_cost import complete_cost, cosine_cost, product_cost, singular_cost
 from isobasin.errors import IsobasinError
 from isobasin.groups.assignment import assign, assign_grouped
 from isobasin.symmetries.attention import complex_pairs
@@ -103,7 +102,7 @@ def test_complete_cost_sees_what_rotation_sees_and_no_more() -> None:
 def test_singular_values_bound_the_product_from_below() -> None:
     qa, ka, qb, kb = heads()
     values = torch.linalg.svdvals(qa @ ka.mT)[:, :4]
-    assert torch.allclose(headcost.product_singular_values(qa, ka), values)
+    assert torch.allclose(head_cost.product_singular_values(qa, ka), values)
     below, above = singular_cost(qa, ka, qb, kb), product_cost(qa, ka, qb, kb)
     assert bool((below < above).all())
     assert below.max() > 0.1
@@ -133,7 +132,7 @@ def test_grouped_heads_are_repeated_heads(cost) -> None:
 def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     qa, ka, qb, kb = heads(5)
     dense = distances(qa @ ka.mT, qb @ kb.mT)
-    monkeypatch.setattr(headcost, "CHUNK", chunk)
+    monkeypatch.setattr(head_cost, "CHUNK", chunk)
     assert torch.allclose(product_cost(qa, ka, qb, kb), dense)
 
 

@@ -6,8 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from isobasin.alignment.linear import align_linear, align_linear_factors, align_matrices, head_grams, linear_residual
-from isobasin.alignment.newton import Grams, _frame, descend, linear_objective
+from isobasin.alignment.head_linear import (
+    align_linear,
+    align_linear_factors,
+    align_matrices,
+    head_grams,
+    linear_residual,
+)
+from isobasin.alignment.head_newton import Grams, _frame, descend, linear_objective
 from isobasin.alignment.reference import align_linear_recipe, descend_linear, loss_and_gradient, orthogonal_start
 from isobasin.errors import IsobasinError
 

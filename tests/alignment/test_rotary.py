@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from isobasin.alignment.head_rotary import PairConstants, align_rotary, complex_pairs, pair_constants, rotary_objective
 from isobasin.alignment.reference import align_rotary_recipe
-from isobasin.alignment.rotary import PairConstants, align_rotary, complex_pairs, pair_constants, rotary_objective
 from isobasin.errors import IsobasinError
 
 

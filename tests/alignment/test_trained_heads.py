@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from isobasin.alignment.linear import align_matrices
+from isobasin.alignment.head_linear import align_matrices
+from isobasin.alignment.head_rotary import align_rotary, pair_constants, rotary_objective
 from isobasin.alignment.reference import align_rotary_recipe, descend_linear
-from isobasin.alignment.rotary import align_rotary, pair_constants, rotary_objective
 from isobasin.model import ModelConfig, Transformer
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices
 from isobasin.views import AsFloat64

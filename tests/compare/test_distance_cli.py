@@ -105,6 +105,6 @@ def test_a_figure_needs_the_matrix(tmp_path: Path) -> None:
 
 
 def test_help_imports_no_torch() -> None:
-    source = "import sys, isobasin.cli.compare; print('torch' in sys.modules, 'typer' in sys.modules)"
+    source = "import sys, isobasin.cli.distance; print('torch' in sys.modules, 'typer' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "True"]

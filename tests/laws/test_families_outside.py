@@ -39,6 +39,11 @@ GROUPED = [
     "mistral-head-dim",
     "mistral-window",
     "qwen2-gqa",
+    "qwen2-tied",
+    "qwen2-classifier",
+    "phi3-gqa",
+    "phi3-half-rotary",
+    "phi3-tied",
 ]
 
 

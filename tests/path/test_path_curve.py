@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from isobasin.path.curve import Barrier, Curve, barrier, grid, is_connected, midpoint
+from isobasin.path.barrier import Barrier, Curve, barrier, grid, is_connected, midpoint
 
 
 def test_grid_has_both_ends_exactly() -> None:

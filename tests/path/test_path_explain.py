@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import isobasin as ib
 import tiny
-from isobasin.path.curve import Curve, grid
+from isobasin.path.barrier import Curve, grid
 from isobasin.path.evaluation import FlatModel, evaluate_line
 from isobasin.path.explanation import components, explain, explained_lambdas, mixed_outputs
 from isobasin.runtime import module_of

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from isobasin.alignment.headcost import complete_cost, cosine_cost, product_cost, singular_cost
-from isobasin.alignment.linear import Method, align_matrices
-from isobasin.alignment.rotary import align_rotary, pair_constants
+from isobasin.alignment.head_cost import complete_cost, cosine_cost, product_cost, singular_cost
+from isobasin.alignment.head_linear import Method, align_matrices
+from isobasin.alignment.head_rotary import align_rotary, pair_constants
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from isobasin.alignment.candidates import AlignOptions, align_by_descent
+from isobasin.alignment.head_linear import Method
 from isobasin.alignment.heads import HeadDistance, HeadMatch, HeadMatcher, head_cost, match_heads, match_paired_heads
-from isobasin.alignment.linear import Method
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
 from isobasin.groups.assignment import assign_grouped

@@ -2,7 +2,7 @@
 
 Stage 2 is gradient descent for GL, and Brent's method for rotary pairs.
 
-Nothing here is clever, on purpose. Stage 1 of the recipe is `headcost.product_cost(..., centre=True)`.
+Nothing here is clever, on purpose. Stage 1 of the recipe is `head_cost.product_cost(..., centre=True)`.
 
 * Absolute positions: U starts at polar(C_Q + C_K), the closest orthogonal map, and descends
   L(U) = ‖Q_A − Q_B Uᵀ‖² + ‖K_A − K_B U⁻¹‖² on the full matrices, head by head.
@@ -21,6 +21,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from isobasin.alignment.candidates import AlignOptions, align_by_descent
+from isobasin.alignment.head_linear import Method, align_linear, head_grams
+from isobasin.alignment.head_rotary import ZERO, align_rotary, pair_constants
 from isobasin.alignment.heads import (
     HeadDistance,
     HeadMatch,
@@ -31,9 +33,7 @@ from isobasin.alignment.heads import (
     rank_deficient,
     rotary_element,
 )
-from isobasin.alignment.linear import Method, align_linear, head_grams
 from isobasin.alignment.result import Alignment
-from isobasin.alignment.rotary import ZERO, align_rotary, pair_constants
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases

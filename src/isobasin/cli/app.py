@@ -12,11 +12,13 @@ from typer.exceptions import TyperException
 
 from isobasin.cli.align import align_command
 from isobasin.cli.apply import apply_command, invert_command, scramble_command
-from isobasin.cli.compare import canonical_command, distance_command, equal_command, fingerprint_command
+from isobasin.cli.demo import demo_command
+from isobasin.cli.distance import canonical_command, distance_command, fingerprint_command
+from isobasin.cli.equal import equal_command
 from isobasin.cli.info import check_command, families_command, info_command
 from isobasin.cli.merge import merge_command
 from isobasin.cli.path import path_command, report_command
-from isobasin.cli.study import demo_command, study
+from isobasin.cli.study import study
 from isobasin.errors import IsobasinError
 
 COMMANDS: dict[str, Callable[..., None]] = {

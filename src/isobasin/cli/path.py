@@ -181,7 +181,7 @@ def check_disjoint(
 
 
 def path_lines(facts: dict[str, Any]) -> list[str]:
-    from isobasin.path.curve import midpoint
+    from isobasin.path.barrier import midpoint
 
     lines = [f"{facts['task']['name']}: {facts['task']['n_samples']} samples, {len(facts['lambdas'])} points"]
     for pair, curves in facts["curves"].items():

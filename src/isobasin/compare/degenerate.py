@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isobasin.alignment.headcost import product_squares
+from isobasin.alignment.head_cost import product_squares
 from isobasin.alignment.heads import RANK, query_key_cost
 from isobasin.arch import Architecture, HeadSpace
 from isobasin.compare.residual import rounding_unit

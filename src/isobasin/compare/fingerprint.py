@@ -30,7 +30,7 @@ from isobasin.views import Tensors
 from isobasin.weights import Weights
 
 VERSION = "ib1"
-QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/likeness.md
+QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
 EACH = 8  # entries of each kind
 SOFTENING = 0.1  # of the largest table: added to the norm by which a table is divided, so rounding is not amplified
 KINDS = ("ends", "qk", "vo", "ff", "vectors")  # seeds of the fixed signs, so part of the format; ends: embeddings, head

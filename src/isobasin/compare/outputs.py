@@ -246,7 +246,7 @@ class ComparedInput:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """Two models and the precision whose rounding gives the noise floor. Models are loaded anew for each comparison, so
+    """Two models and the precision whose rounding gives the noise floor. Models are loaded for each comparison, so
     that none is in memory between them."""
 
     a: Weights

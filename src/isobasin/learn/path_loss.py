@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element
 from isobasin.learn.data import regroup
-from isobasin.path.curve import barrier, grid
+from isobasin.path.barrier import barrier, grid
 from isobasin.path.evaluation import FlatModel, to_device
 from isobasin.runtime import logits, module_of, places
 from isobasin.symmetries import Symmetry

@@ -14,8 +14,8 @@ from isobasin import __version__
 from isobasin.alignment.problem import check_comparable
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
 from isobasin.errors import IsobasinError
+from isobasin.merging.average import BLOCK_BYTES, Linear, MergedTensor, write_merged
 from isobasin.merging.recipe import MAX_ROUNDS, MergeRecipe
-from isobasin.merging.tensors import BLOCK_BYTES, Linear, MergedTensor, write_merged
 from isobasin.views import Change, View
 from isobasin.weights import Weights
 

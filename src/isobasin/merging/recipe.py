@@ -14,7 +14,7 @@ import yaml
 
 from isobasin.checkpoint import DTYPE_POLICIES
 from isobasin.errors import IsobasinError
-from isobasin.merging.tensors import Linear, Method, Slerp
+from isobasin.merging.average import Linear, Method, Slerp
 
 METHODS = ("linear", "slerp")
 DTYPES = tuple(name for name in DTYPE_POLICIES if name != "keep")

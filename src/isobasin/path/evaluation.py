@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from isobasin.alignment.problem import check_comparable
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
-from isobasin.path.curve import Curve, grid
+from isobasin.path.barrier import Curve, grid
 from isobasin.runtime import logits, module_of, places
 from isobasin.tasks import Batch, Task
 from isobasin.tasks.task import MetricSums

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isobasin.arch import Architecture
 from isobasin.files import ResumeStore
-from isobasin.path.curve import Curve, finite_or_none
+from isobasin.path.barrier import Curve, finite_or_none
 from isobasin.path.evaluation import FlatModel, Watch, curve_of, evaluate_points
 from isobasin.tasks import Task
 

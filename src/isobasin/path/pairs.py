@@ -12,7 +12,7 @@ from torch import Tensor
 from isobasin.alignment.problem import check_comparable
 from isobasin.alignment.result import Alignment
 from isobasin.files import ResumeStore
-from isobasin.path.curve import Curve, finite_or_none, grid
+from isobasin.path.barrier import Curve, finite_or_none, grid
 from isobasin.path.evaluation import FlatModel, Watch, evaluate_line, evaluate_points
 from isobasin.path.explanation import Explanation, explain
 from isobasin.path.provenance import provenance

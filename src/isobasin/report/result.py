@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from isobasin.errors import IsobasinError
 from isobasin.files import strict_json
-from isobasin.path.curve import CONNECTED_NATS, RISING, barrier, is_connected, midpoint
+from isobasin.path.barrier import CONNECTED_NATS, RISING, barrier, is_connected, midpoint
 from isobasin.report.text import NBSP, Number, clean, number, number_list, percent, short
 
 SCHEMA = 1

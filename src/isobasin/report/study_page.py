@@ -617,11 +617,11 @@ def _plot_layers(cell: CellResult, found: JsonObject, name: str) -> Drawing:
             axes.plot([place] * len(draws), figures.as_nan(draws), "o", ms=3, color=figures.INK)
         axes.axhline(found["before"], color=figures.INK, lw=0.9, ls=figures.DASHES, label="as trained")
         axes.set_xticks(list(places))
-        axes.set_xlabel("layer whose attention was drawn anew")
+        axes.set_xlabel("layer whose attention was re-initialised")
         axes.set_ylabel(text.metric_title("loss"))
         figures.add_legend(figure, axes)
         figures.add_caption(
-            figure, f"One layer drawn anew: {title(cell)}", size_name(cell), "bars are means, dots are draws"
+            figure, f"One layer re-initialised: {title(cell)}", size_name(cell), "bars are means, dots are draws"
         )
 
     return name, (max(5.2, 1.8 + 0.55 * len(found["loss"])), 3.6), draw

@@ -15,19 +15,19 @@ from torch import Tensor
 from isobasin.alignment.align import align
 from isobasin.alignment.descent import nearest_elements
 from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.head_linear import Method
 from isobasin.alignment.heads import match_heads, permuted
-from isobasin.alignment.linear import Method
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.arch import HeadSpace
-from isobasin.groups import GL, Element, Heads, HeadsElement
+from isobasin.groups import GL, Element, HeadsElement
 from isobasin.groups.assignment import GroupedAssignment
 from isobasin.model import ModelConfig, Transformer
-from isobasin.path.curve import midpoint
+from isobasin.path.barrier import midpoint
 from isobasin.path.evaluation import FlatModel, evaluate_points
 from isobasin.study.pairs import PathEvaluator, barriers, evaluation_task
 from isobasin.study.plan import Context
-from isobasin.symmetries import Symmetry, symmetry
+from isobasin.symmetries import Symmetry, heads_group, symmetry
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.transform import Transform
@@ -221,7 +221,7 @@ def _reparametrise_and_align(
     model: Weights, path: PathEvaluator, side: Side, scope: str, seed: int
 ) -> dict[str, list[Any]]:
     """Several random reparametrisations, each measured before and after alignment."""
-    layers = [int(h.name.removeprefix("heads")) for h in model.arch.heads()]
+    layers = list(range(len(list(model.arch.heads()))))
     layers = layers[:1] if scope == "first-attention" else layers
     rows: dict[str, list[Any]] = {}
     for sample in range(SAMPLES):
@@ -256,8 +256,7 @@ def random_reparametrisation(model: Weights, side: Side, layer: int, *, seed: in
     Outside, under RoPE, V = U⁻ᵀ with any invertible U: QKᵀ stays the same, but not with rotations between Q and K.
     Without rotary positions that is inside the group, so outside only the queries change.
     """
-    group = symmetry(model.arch).groups[f"heads{layer}"]
-    assert isinstance(group, Heads)
+    group = heads_group(next(heads for heads in model.arch.heads() if heads.layer == layer))
     rotary = any(heads.rotary for heads in model.arch.heads())
     n, width = group.n_kv, group.qk.n
     inner = group.qk if side == "inside" else GL(width)

@@ -23,7 +23,7 @@ from isobasin.errors import IsobasinError
 from isobasin.files import ResumeFile
 from isobasin.learn.matching import LearnedAlignment, LearnedMatching
 from isobasin.model import ModelConfig
-from isobasin.path.curve import Curve, grid
+from isobasin.path.barrier import Curve, grid
 from isobasin.path.evaluation import FlatModel, evaluate_line
 from isobasin.runtime import Inputs, change, logits
 from isobasin.study.config import MatcherConfig

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from isobasin.errors import IsobasinError
-from isobasin.path.curve import grid, is_connected, midpoint
+from isobasin.path.barrier import grid, is_connected, midpoint
 from isobasin.study.store import PACKED, RESULT, STUDY, StoredStudy, stored_studies
 from isobasin.symmetries import SCOPES
 

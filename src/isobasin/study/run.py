@@ -17,7 +17,7 @@ import torch
 
 from isobasin.errors import IsobasinError
 from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
-from isobasin.path.curve import is_connected
+from isobasin.path.barrier import is_connected
 from isobasin.path.provenance import provenance
 from isobasin.study.config import DATA_KINDS, Cell, Grid, read_grid
 from isobasin.study.executors import Event, LocalPool, OnEvent, Pool, RayPool, execute

@@ -32,6 +32,8 @@ def gated_decoder(config: Mapping[str, Any], layer: Mapping[str, str], *, rotary
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
+    for key in ("rope_parameters", "rope_scaling"):
+        c.table(key)  # their values are compared between models; here they must only be tables
     d_head, d_ff, vocab = c.d_head(n_heads, d), c.size("intermediate_size"), c.size("vocab_size")
     sizes = Sizes(c.size("num_hidden_layers"), n_heads, c.size("num_key_value_heads", n_heads), d, d_head, d_ff)
     head = c.architecture.partition("For")[2]

@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isobasin.alignment.newton import Grams, HeadDescent, approach, descend, linear_objective
+from isobasin.alignment.head_newton import Grams, HeadDescent, approach, descend, linear_objective
 from isobasin.errors import IsobasinError
 from isobasin.groups.group import polar
 from isobasin.shapes import Bool, Float, Int
