@@ -1,5 +1,6 @@
 """The laws of a model's symmetry, over every tiny transformers model: what keeps the function, and what does not."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from subjects import Subject, change, distance, held, moved, said, subject
 from torch import Tensor
 
 import tiny
+from isobasin import runtime
 from isobasin.arch import HeadSpace
 from isobasin.symmetries import group_of, symmetry
 from isobasin.symmetries.transform import Transform, scramble
@@ -269,3 +271,19 @@ def as_type(s: Subject, dtype: torch.dtype) -> Subject:
     stored = {disk: s.weights[name].to(dtype) for name, disk in s.weights.names.on_disk.items()}
     weights = load(stored, s.weights.config)
     return replace(s, weights=weights, output=said(weights, s.inputs))
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "mistral-gqa", "qwen2-gqa"])
+@pytest.mark.parametrize("inside", [False, True], ids=["top level", "rope_parameters"])
+def test_a_rotary_fraction_that_transformers_ignores_changes_nothing(name: str, inside: bool, tmp_path: Path) -> None:
+    tiny.save(tiny.case(name), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    table = config.setdefault("rope_parameters", {}) if inside else config
+    table["partial_rotary_factor"] = 0.5
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load(tmp_path)
+    assert all(heads.rotary == heads.d_head for heads in model.arch.heads())
+    inputs = runtime.random_inputs(model)
+    there = scramble(model, seed=1).apply(model)
+    before, after = runtime.outputs(model, inputs), runtime.outputs(there, inputs)
+    assert runtime.change(before, after) <= 1e-5 * model.arch.sizes.n_layers
