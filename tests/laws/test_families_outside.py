@@ -121,10 +121,10 @@ def swapped_queries(weights: Weights, first: int, second: int) -> Weights:
     order = torch.arange(weights.arch.sizes.n_heads)
     order[[first, second]] = order[[second, first]]
     rows = (order[:, None] * d_head + torch.arange(d_head)).flatten()
-    changes = {f"{at}.q_proj.weight": weights[f"{at}.q_proj.weight"][rows]}
-    changes[f"{at}.o_proj.weight"] = weights[f"{at}.o_proj.weight"][:, rows]
-    if f"{at}.q_proj.bias" in weights:
-        changes[f"{at}.q_proj.bias"] = weights[f"{at}.q_proj.bias"][rows]
+    changes = {f"{at}.o_proj.weight": weights[f"{at}.o_proj.weight"][:, rows]}
+    for name in ("q_proj.weight", "q_proj.bias", "qkv_proj.weight"):  # fused, the queries come first
+        if (tensor := weights.get(f"{at}.{name}")) is not None:
+            changes[f"{at}.{name}"] = torch.cat([tensor[rows], tensor[len(rows) :]])
     return held(weights, changes)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from isobasin.alignment import head_cost
 from isobasin.alignment.head_cost import complete_cost, cosine_cost, product_cost, singular_cost
 from isobasin.errors import IsobasinError
 from isobasin.groups.assignment import assign, assign_grouped
