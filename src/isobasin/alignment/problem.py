@@ -268,7 +268,7 @@ def overlap(
 def _block_overlap(a: Tensor, b: Tensor, place: Placement, like: Overlap, double: bool) -> Overlap:
     blocks = (x.narrow(place.axis, place.start, place.size).movedim(place.axis, 0) for x in (a, b))
     rows_a, rows_b = (x.reshape(place.size, -1) for x in blocks)
-    kind = "permuted" if place.term.magnitude else "dual" if place.term.dual else "primal"
+    kind = "permuted" if place.term.permutation_part else "dual" if place.term.dual else "primal"
     fields = vars(Overlap.empty(place.size, like.primal)) | {kind: _product(rows_a, rows_b, double)}
     if kind != "permuted":
         fields[f"{kind}_size"] = rows_b.square().sum(1)

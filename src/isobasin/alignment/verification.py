@@ -309,7 +309,7 @@ def _units(arch: Architecture, space: Space, tensors: Tensors, x: Tensor) -> Flo
     biases: dict[str, Tensor] = {}
     for name in arch.blocks[space.name]:
         for place in arch.placements(name, space.name):
-            role = "down" if place.term.dual else "gate" if place.term.magnitude else "up"
+            role = "down" if place.term.dual else "gate" if place.term.permutation_part else "up"
             block = tensors[name].narrow(place.axis, place.start, place.size)
             if block.dim() == 1:
                 biases[role] = block

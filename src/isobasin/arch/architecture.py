@@ -257,7 +257,7 @@ class Architecture:
         return tuple(
             Linear(name, axis, axis, self.bias_of(name))
             for name, _, axis, word in self._axes()
-            if word.name == space and not word.terms[0].dual and not word.terms[0].magnitude
+            if word.name == space and not word.terms[0].dual and not word.terms[0].permutation_part
         )
 
     def placements(self, tensor: str, space: str) -> Iterator[Placement]:

@@ -7,7 +7,7 @@
     "|ff3| m3*"         only the permutation part of ff3 acts (gates, gains)
     "."  an axis nothing touches (".768": of that size);  "-"  a buffer, copied as it is;  "?…"  may be absent
 
->>> parse("|ff3| m3*").roles[0].axes[0].terms[0].magnitude
+>>> parse("|ff3| m3*").roles[0].axes[0].terms[0].permutation_part
 True
 """
 
@@ -26,7 +26,7 @@ class Term:
     name: str
     dual: bool = False
     queries: bool = False
-    magnitude: bool = False
+    permutation_part: bool = False
 
 
 @dataclass(frozen=True)

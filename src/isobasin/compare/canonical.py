@@ -163,7 +163,7 @@ def tables(arch: Architecture, names: tuple[str, ...]) -> Iterator[tuple[str, in
     for name in names:
         found = [(axis, words.terms) for axis, words in enumerate(arch.tensors[name].roles[0].axes) if words.terms]
         if len(found) == 1 and [arch.space_of(term).name for term in found[0][1]] == [arch.stream.name]:
-            yield name, found[0][0], found[0][1][0].magnitude
+            yield name, found[0][0], found[0][1][0].permutation_part
 
 
 def stream_rows(model: NormalForm, *spaces: str) -> Iterator[tuple[str, Tensor]]:
@@ -214,7 +214,7 @@ def _linear_response(model: NormalForm, space: str, rows: Tensor) -> Tensor:
     found: dict[str, Tensor] = {}
     for name, rows_of_units, move in unit_rows(model.arch, space, tensors):
         terms = [axis.terms for axis in model.arch.tensors[name].roles[0].axes]
-        if list(map(len, terms)) == [1, 1] and not any(term.magnitude for (term,) in terms):
+        if list(map(len, terms)) == [1, 1] and not any(term.permutation_part for (term,) in terms):
             found.setdefault(move, rows_of_units.to("cpu", torch.float64))
     return rows @ found["primal"].mT @ found["dual"] if len(found) == 2 else rows
 

@@ -237,7 +237,7 @@ def _without_dead_units(arch: Architecture, space: str, tensors: Tensors) -> tup
     carriers = {name: (axis, term) for name, axis, _, term in arch.carriers(space)}
     squares: dict[str, Tensor] = {}
     for name, (axis, term) in carriers.items():
-        role = "down" if term.dual else "gate" if term.magnitude else "up"
+        role = "down" if term.dual else "gate" if term.permutation_part else "up"
         square = tensors[name].movedim(axis, 0).reshape(tensors[name].shape[axis], -1).square().sum(1)
         squares[role] = squares.get(role, torch.zeros_like(square)) + square
     product = squares["up"] * squares["down"]

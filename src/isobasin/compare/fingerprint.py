@@ -225,7 +225,7 @@ def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _S
             continue
         elif x.dim() == 2 and len(axes) == 2:
             yield _ratio(((sketch.left @ x) * sketch.right).sum(1), x.norm())
-        elif x.dim() == 1 and axes[0].terms[0].magnitude:
+        elif x.dim() == 1 and axes[0].terms[0].permutation_part:
             yield _ratio((sketch.left * sketch.right) @ (x - x.mean()), x.norm())
         elif x.dim() == 1 and space != model.arch.stream.name:
             yield sketch.left @ x / len(x) ** 0.5 / (x.square().mean().sqrt() + SOFTENING * sketch.scale)

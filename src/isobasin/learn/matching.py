@@ -91,7 +91,7 @@ class LearnedMatching(TrainConfig):
     def align(self, b: Weights, a: Weights, options: AlignOptions) -> LearnedAlignment:
         """On held-out data the result is never worse than B as it is, nor than the starting point."""
         device = options.device
-        resume = NullResumeStore() if self.resume is None else self.resume  # an empty store is false
+        resume = NullResumeStore() if self.resume is None else self.resume
         task, held_out = (self.task, self.held_out) if self.held_out is not None else split_held_out(self.task)
         part, mixture = symmetry(b.arch).scoped(self.scope), FlatModel.of(a, device)
         evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), held_out, self.check_points, self.processes)

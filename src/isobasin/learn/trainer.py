@@ -125,7 +125,7 @@ def learn(
     the held-out barrier as last measured; `resume` stores the state at every check; `processes` share the batches.
     """
     device, config = device or torch.device("cpu"), config or TrainConfig()
-    resume = NullResumeStore() if resume is None else resume  # an empty store is false
+    resume = NullResumeStore() if resume is None else resume
     part = symmetry(b.arch).scoped(scope)
     sampler = BatchSampler(task, seed, device, augment)
     trainer = Trainer(a, b, part, start, held_out, config, seed, device, processes)

@@ -90,7 +90,7 @@ def evaluate_points(
     watch: Watch | None = None,
 ) -> dict[str, MetricSums]:
     """The metric sums over all the data at every point; a point is given by a function that moves the model there."""
-    cache = NullResumeStore() if cache is None else cache  # an empty store is false
+    cache = NullResumeStore() if cache is None else cache
     totals: dict[str, MetricSums] = {}
     for number, part in enumerate(_parts(task, memory)):
         held = [to_device(batch, model.buffer.device) for batch in part]

@@ -87,7 +87,7 @@ class NormCoordinate(Coordinate):
     def transported(self, value: Tensor, action: Action) -> Tensor:
         rows = list(value)
         if self.gain:
-            rows[0] = action.act(rows[0], 0, Axis((Term(self.norm.space, magnitude=True),)))
+            rows[0] = action.act(rows[0], 0, Axis((Term(self.norm.space, permutation_part=True),)))
         if len(rows) > self.gain:
             rows[-1] = action.act(rows[-1], 0, Axis((Term(self.norm.space),)))
         return torch.stack(rows)

@@ -251,7 +251,7 @@ def unit_rows(arch: Architecture, space: str, tensors: Tensors) -> Iterator[tupl
     for name, tensor in tensors.items():
         for place in arch.placements(name, space):
             rows = tensor.narrow(place.axis, place.start, place.size).movedim(place.axis, 0).reshape(place.size, -1)
-            yield name, rows, "permuted" if place.term.magnitude else "dual" if place.term.dual else "primal"
+            yield name, rows, "permuted" if place.term.permutation_part else "dual" if place.term.dual else "primal"
 
 
 def balance_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> HeadsElement:
