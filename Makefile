@@ -1,5 +1,5 @@
 # Two commands: `make test` and `make demo`. Each needs Python 3.11 or newer and make, nothing else prepared:
-# they create .venv, install into it, and run. The others: lint, test-all, golden, bench, clean.
+# they create .venv, install into it, and run. The others: lint, test-all, golden, campaign, bench, clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,11 +10,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Nothing here may reach out to the hub: tests and demo build their own models.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: test demo lint test-all golden bench clean
+.PHONY: test demo lint test-all golden campaign bench clean
 .DEFAULT_GOAL := test
 
 # Tests run in two processes, so each keeps to one thread.
-test test-all golden: export OMP_NUM_THREADS := 1
+test test-all golden campaign: export OMP_NUM_THREADS := 1
 
 # ISOBASIN_SLOW=0: tests marked `slow` run in a smoke version; ISOBASIN_SLOW=1: in full.
 test: lint
@@ -26,6 +26,13 @@ test-all: lint
 # Recomputes every recorded result of the command line; a line for each deviation.
 golden: $(INSTALLED)
 	$(BIN)/python tests/golden/record.py --check --workers 2
+
+# The campaigns of docs/reliability.md in full (hours); each writes its table as JSON.
+campaign: $(INSTALLED)
+	$(BIN)/python tests/campaigns/fuzzing.py --inputs 100000 -o results/reliability/fuzzing.json
+	$(BIN)/python tests/campaigns/kill_points.py -o results/reliability/kill_points.json
+	$(BIN)/python tests/campaigns/verdicts.py -o results/reliability/verdicts.json
+	$(BIN)/python tests/campaigns/canonical.py -o results/reliability/canonical.json
 
 demo: $(INSTALLED)
 	$(BIN)/isobasin demo -o out/demo --force

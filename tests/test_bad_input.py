@@ -224,12 +224,16 @@ ARCHITECTURES: Mapping[str, tuple[str, Break, str]] = {
     "patch": ("vit", config(patch_size=3), r"projection.weight: found shape 24×3×2×2, expected 24×3×3×3"),
     "axes": ("llama", added("model.norm.weight"), r"model.norm.weight: found shape 2×2, expected 24 from"),
     "odd-rotary": ("llama", config(head_dim=5), r"rotary size 5 of d_head 5: expected an even number.* config.json"),
-    "odd-partial": (
+    "rotary-columns": (
         "neox",
-        config(rotary_pct=0.4),
-        r"rotary size 3 of d_head 8: expected an even number.* config.json",
+        config(head_dim=64),
+        r"config.json: head_dim and rotary_pct make \d+ rotary columns in heads of 8; correct head_dim",
     ),
-    "rotary-fraction": ("neox", config(rotary_pct=1.5), r"config.json: rotary_pct is 1.5, expected a fraction"),
+    "rotary-fraction": (
+        "neox",
+        config(rope_parameters=None, rotary_pct=1.5),
+        r"config.json: rotary_pct is 1.5, expected a fraction",
+    ),
     "groups": ("llama", config(num_key_value_heads=3), r"4 query heads do not divide over 3 kv heads; .*config.json"),
     "division": ("gpt2", config(n_head=5), r"config.json: 5 heads do not divide a width of 24; correct one"),
     "negative": ("llama", config(intermediate_size=-40), r"config.json: intermediate_size is -40, expected a positive"),

@@ -218,7 +218,10 @@ def test_the_sound_transform_is_accepted(sound: Path, tmp_path: Path, capsys: py
 OPTIONS: Mapping[str, tuple[str, str]] = {
     "full-output": ("llama -o moved", r"output /.*/moved exists and is not empty: choose another name, or"),
     "file-as-output": ("llama -o t --force", r"output /.*/t is a file, expected a folder: choose another name"),
-    "no-checkpoint": ("llama -o letters --force", r"output /.*/letters holds no config.json.*remove it yourself"),
+    "no-checkpoint": (
+        "llama -o letters --force",
+        r"output .*letters holds a.txt, which no checkpoint of isobasin has",
+    ),
     "inside": ("llama -o llama/out", r"output /.*/llama/out is the input llama or inside it: choose another folder"),
     "same": ("llama -o llama --force", r"output /.*/llama is the input llama or inside it"),
     "around": ("llama -o . --force", r"input llama lies inside the output /.*: choose another folder"),

@@ -69,9 +69,13 @@ def test_progress_reaches_its_end_in_every_stage(made: tuple[Path, dict, list]) 
     assert last["pretraining"] == (6, 6)
 
 
-def test_a_folder_in_use_is_refused_before_anything_is_trained(made: tuple[Path, dict, list]) -> None:
+def test_a_folder_in_use_is_refused_before_anything_is_trained(made: tuple[Path, dict, list], tmp_path: Path) -> None:
     out, _, _ = made
     told: list[str] = []
+    (tmp_path / "other" / "A").mkdir(parents=True)
+    (tmp_path / "other" / "A" / "thesis.tex").touch()
+    with pytest.raises(IsobasinError, match=r"A holds thesis\.tex, which no checkpoint of isobasin has"):
+        run_demo(tmp_path / "other", force=True, on_progress=lambda *_: pytest.fail("trained before it was refused"))
     with pytest.raises(IsobasinError, match=r"holds pretrained, A, B.*already; use --force"):
         run_demo(out, config=TINY, on_progress=lambda *said: told.append(said[0]))
     assert told == []

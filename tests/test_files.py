@@ -1,15 +1,30 @@
 """Files and folders appear whole or not at all; outputs are refused early; a resume file belongs to one key."""
 
+import json
 import os
-import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import IO
 
 import pytest
 import torch
 
+from isobasin import files
 from isobasin.errors import IsobasinError, TransformError
-from isobasin.files import AtomicFolder, NullResumeStore, ResumeFile, atomic_write, atomic_write_all, check_output_file
+from isobasin.files import (
+    AtomicOutput,
+    NullResumeStore,
+    ResumeFile,
+    atomic_write,
+    atomic_write_all,
+    check_output_file,
+    commit_with,
+    recover,
+    remove,
+    remove_unfinished,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -48,10 +63,22 @@ def test_a_failure_leaves_the_old_file_and_no_other(failure: BaseException, tmp_
 def test_data_reach_the_disk_before_the_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
     monkeypatch.setattr(os, "fsync", lambda handle: seen.append(names(tmp_path)))
-    atomic_write(tmp_path / ("n" * 255), b"x")  # the longest name a file may have
-    assert len(seen) == 1
-    assert re.fullmatch(r"\.n{100}\.isobasin-tmp-\d+", seen[0][0])
-    assert names(tmp_path) == ["n" * 255]
+    atomic_write(tmp_path / "file", b"x")
+    (root,) = seen[0]
+    assert root.startswith(".file.isobasin-tmp-")
+    assert seen[1:] == [[root, "file"]]  # the folder, once the name is in it
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "字" * 85])  # the longest names a file may have
+def test_long_names(name: str, tmp_path: Path) -> None:
+    atomic_write(tmp_path / name, b"x")
+    with AtomicOutput(tmp_path / name[:-1], folder=True) as folder:
+        folder.commit()
+    ResumeFile(tmp_path / name, "partial", {}).keep("a", 1)
+    assert ResumeFile(tmp_path / name, "partial", {}).find("a") == 1
+    ResumeFile(tmp_path / name, "partial", {}).close()
+    assert names(tmp_path) == [name[:-1], name]
 
 
 def test_places_that_are_refused(tmp_path: Path) -> None:
@@ -65,6 +92,9 @@ def test_places_that_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(IsobasinError, match=message):
             check_output_file(place, force=False, **options)  # type: ignore[arg-type]
+    os.mkfifo(tmp_path / "pipe")  # a rename would replace it; for root /dev/null as well
+    with pytest.raises(IsobasinError, match="pipe: a device or pipe, expected the name of a file"):
+        check_output_file(tmp_path / "pipe", force=True)
     with pytest.raises(TransformError, match="a folder"):
         check_output_file(tmp_path, force=True, error=TransformError)
     check_output_file(tmp_path / "taken", force=True)
@@ -86,21 +116,280 @@ def test_of_several_files_none_is_replaced_before_all_are_on_the_disk(tmp_path: 
     assert names(tmp_path) == ["one", "two"]
 
 
-def test_a_folder_is_replaced_only_by_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_is_replaced_only_by_commit(
+    tmp_path: Path, can_exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     out = tmp_path / "deep" / "out"
-    with AtomicFolder(out) as folder:
+    with AtomicOutput(out, folder=True) as folder:
         (folder.new / "sub").mkdir()
         (folder.new / "sub" / "file").write_text("old")
         folder.commit()
     assert (out / "sub" / "file").read_text() == "old"
-    with AtomicFolder(out) as folder:
+    with AtomicOutput(out, folder=True) as folder:
         (folder.new / "file").write_text("lost")
     assert names(out) == ["sub"]
-    with AtomicFolder(out) as folder:
+    with AtomicOutput(out, folder=True) as folder:
         (folder.new / "file").write_text("new")
         folder.commit()
     assert names(out) == ["file"]
     assert names(out.parent) == ["out"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="whether the file system can exchange folders is known here only")
+def test_folders_are_exchanged_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    monkeypatch.setattr(os, "rename", lambda *_: pytest.fail("the output is away for a moment"))
+    with AtomicOutput(tmp_path / "out", folder=True) as folder:
+        (folder.new / "new").touch()
+        folder.commit()
+        assert names(folder.new) == ["old"]
+    assert names(tmp_path / "out") == ["new"]
+    assert names(tmp_path) == ["out"]
+    assert not files._exchange(tmp_path / "out", tmp_path / "missing")
+
+
+def test_a_deletion_is_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    monkeypatch.setattr(files, "_settle", lambda root, path: None)  # killed here
+    remove(tmp_path / "folder")
+    monkeypatch.undo()
+    assert not (tmp_path / "folder").exists()
+    remove(tmp_path / "folder")  # it is gone, and so is what was left
+    assert names(tmp_path) == []
+
+
+# -- what a killed process leaves ------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from isobasin import files
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+place = Path(sys.argv[1])
+"""
+
+
+def killed(place: Path, code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED + code, str(place)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(IsobasinError, match=r"file: can not be written \(No space left\)"):
+        atomic_write(tmp_path / "file", "x")
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_process_left_beside_a_file_the_next_removes(tmp_path: Path) -> None:
+    killed(tmp_path, "files.atomic_write(place / 'file', kill)")
+    assert len(names(tmp_path)) == 1
+    recover(tmp_path / "other")
+    recover(tmp_path / "fil")
+    assert len(names(tmp_path)) == 1  # not theirs
+    check_output_file(tmp_path / "file", force=False)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", ["os.mkdir", "os.open", "files._lock", "json.dumps", "os.write"])
+def test_killed_before_the_marker_is_complete(at: str, tmp_path: Path) -> None:
+    module, _, function = at.rpartition(".")
+    after = f"import json; do = {at}; {module}.{function} = lambda *a, **k: (do(*a, **k), kill())"
+    killed(tmp_path, f"{after}\nfiles.atomic_write(place / 'file', 'x')")
+    assert len(names(tmp_path)) == 1
+    recover(tmp_path / "file")
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_process_left_beside_a_resume_file(tmp_path: Path) -> None:
+    after = "do = os.replace; os.replace = lambda *a: (do(*a), kill())"
+    killed(tmp_path, f"{after}\nfiles.ResumeFile(place / 'out', 'partial', {{}}).keep('a', 1)")
+    assert len(names(tmp_path)) == 2
+    resume = ResumeFile(tmp_path / "out", "partial", {})
+    assert resume.find("a") == 1
+    assert names(tmp_path) == [".out.isobasin-partial"]
+
+
+def test_what_a_live_process_uses_stays(tmp_path: Path) -> None:
+    with AtomicOutput(tmp_path / "out", folder=True) as first, AtomicOutput(tmp_path / "out", folder=True) as second:
+        recover(tmp_path / "out")
+        (first.new / "first").touch()
+        (second.new / "second").touch()
+        first.commit()
+        second.commit()
+    assert names(tmp_path / "out") == ["second"]
+    assert names(tmp_path) == ["out"]
+
+
+WRITER = """
+for i in range(60):
+    files.atomic_write(place / 'file', str(i) * 1000)
+    with files.AtomicOutput(place / 'out', folder=True) as folder:
+        (folder.new / 'file').write_text(str(i))
+        folder.commit()
+"""
+
+
+def test_writers_to_the_same_output_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Each recovers before it writes; it must not take what the others have just begun for something left."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").touch()
+    words = [sys.executable, "-c", KILLED + WRITER, str(tmp_path)]
+    writers = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [writer.communicate(timeout=60)[1] for writer in writers] == [""] * 3
+    assert names(tmp_path) == ["file", "out"]
+    assert (tmp_path / "file").read_text() == "59" * 1000
+    assert (tmp_path / "out" / "file").read_text() == "59"
+
+
+def leave(root: Path, marker: object, *parts: str) -> None:
+    root.mkdir()
+    for part in parts:
+        (root / part).write_text("content")
+    if marker is not None:
+        (root / "isobasin-writer.json").write_text(marker if isinstance(marker, str) else json.dumps(marker))
+
+
+def test_only_folders_known_to_be_stale_are_removed(tmp_path: Path) -> None:
+    here = {"output": "out", **files._machine()}
+    kept: dict[str, tuple[object, ...]] = {
+        ".out.isobasin-tmp-1": (here | {"host": "elsewhere", "boot": "1"}, "new"),
+        ".out.isobasin-tmp-2": (here | {"host": "elsewhere", "boot": None}, "new"),
+        ".out.isobasin-tmp-3": (None, "new"),
+        ".out.isobasin-tmp-4": ("{oops", "new"),
+        ".out.isobasin-tmp-5": ([], "new"),
+        ".out.isobasin-tmp-6": (here | {"output": "../out"}, "new"),
+        ".out.isobasin-tmp-7": ({}, "new"),
+        ".out2.isobasin-tmp-8": (here | {"output": "out2"}, "new"),
+    }
+    stale: dict[str, tuple[object, ...]] = {
+        ".out.isobasin-tmp-container": (here | {"host": "elsewhere"}, "new"),
+        ".out.isobasin-tmp-restarted": (here | {"boot": "1"}, "new"),
+        ".out.isobasin-tmp-cut": ("{oops",),
+        ".out.isobasin-tmp-empty": (None,),
+        ".out.isobasin-tmp-due": (here, "new", "after.json"),
+    }
+    for name, (marker, *parts) in (kept | stale).items():
+        leave(tmp_path / name, marker, *map(str, parts))
+    leave(tmp_path / "target", here, "new")
+    (tmp_path / ".out.isobasin-tmp-link").symlink_to("target")
+    (tmp_path / ".out.isobasin-tmp-file").touch()
+    recover(tmp_path / "out")
+    assert names(tmp_path) == sorted([*kept, ".out.isobasin-tmp-file", ".out.isobasin-tmp-link", "target"])
+    assert names(tmp_path / "target") == ["isobasin-writer.json", "new"]
+
+
+TWO = """
+step, out = {step}, place / 'out'
+with files.AtomicOutput(out, folder=True) as first:
+    (first.new / 'config').write_text('new')
+    commit = files.AtomicOutput.commit
+    def counted(self):
+        global step
+        step -= 1
+        if step == 0:
+            kill()
+        commit(self)
+    files.AtomicOutput.commit = counted
+    files.commit_with(first, {{place / 'other' / 'transform': 'new'}})
+kill()
+"""
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(("step", "expected"), [(1, "old"), (2, "new"), (3, "new")])
+def test_killed_between_two_outputs_that_belong_together(step: int, expected: str, force: bool, tmp_path: Path) -> None:
+    out, transform = tmp_path / "out", tmp_path / "other" / "transform"
+    transform.parent.mkdir()
+    if force:
+        out.mkdir()
+        (out / "config").write_text("old")
+        transform.write_text("old")
+    killed(tmp_path, TWO.format(step=step))
+    for path in (out, transform):
+        recover(path)
+    assert names(tmp_path) == (["other", "out"] if force or step > 1 else ["other"])
+    found = [file.read_text() for file in (out / "config", transform) if file.exists()]
+    assert found == ([expected] * 2 if force or step > 1 else [])
+    assert len(names(transform.parent)) == len(found) // 2
+
+
+def test_a_file_that_belongs_to_another_output_is_not_put_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    killed(tmp_path, TWO.format(step=2))
+    with AtomicOutput(tmp_path / "out", folder=True) as folder:  # another run, with another transform or none
+        (folder.new / "config").write_text("new")
+        folder.commit()
+    recover(tmp_path / "other" / "transform")
+    assert names(tmp_path / "other") == []
+
+
+def test_interrupted_between_two_outputs_both_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = AtomicOutput.commit
+
+    def interrupted(self: AtomicOutput) -> None:
+        commit(self)
+        raise KeyboardInterrupt("stop")
+
+    monkeypatch.setattr(AtomicOutput, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="stop"):
+        atomic_write_all({tmp_path / "one": "1", tmp_path / "two": "2"})
+    assert names(tmp_path) == ["one", "two"]
+
+
+def test_if_one_of_two_outputs_fails_neither_is_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(TransformError, match="transform: can not be written"),
+        AtomicOutput(tmp_path / "out", folder=True) as folder,
+    ):
+        commit_with(folder, {tmp_path / "missing" / "transform": "x"}, error=TransformError)
+    assert names(tmp_path) == []
+
+
+def test_an_interrupt_before_the_block_begins(tmp_path: Path) -> None:
+    lost = [AtomicOutput(tmp_path / "out", folder=True)]  # no `with` statement removes it
+    assert len(names(tmp_path)) == 1
+    remove_unfinished()
+    assert names(tmp_path) == []
+    lost[0].discard()
+
+
+def test_a_child_process_leaves_the_outputs_of_its_parent_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with AtomicOutput(tmp_path / "out", folder=True) as folder:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        remove_unfinished()
+        assert folder.new.exists()
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_resume_file_older_than_the_output_is_removed(folder: bool, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    states = [".out.isobasin-partial", ".out.A-B.isobasin-learning", ".out.0-12.isobasin-learning"]
+    others = [".out.x.A-B.isobasin-learning", ".out2.isobasin-partial", ".out.isobasin-notes"]
+    (tmp_path / "old").touch()
+    for name in (*states, *others):
+        (tmp_path / name).touch()
+    if folder:
+        output.mkdir()
+    written = output / "config.json" if folder else output
+    written.touch()
+    os.utime(written, (1, 1))  # an interrupted run would replace this output
+    files.remove_obsolete(output)
+    assert set(names(tmp_path)) >= {*states, *others}
+    written.touch()
+    files.remove_obsolete(output)
+    assert names(tmp_path) == sorted(["old", "out", *others])
 
 
 @pytest.mark.parametrize("tensors", [False, True])

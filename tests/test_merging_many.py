@@ -12,7 +12,7 @@ import tiny
 from isobasin.alignment.align import align
 from isobasin.errors import IsobasinError
 from isobasin.merging.joint_alignment import JointAlignment, align_many
-from isobasin.runtime import change, outputs, random_inputs
+from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
@@ -41,7 +41,7 @@ def farthest(a: Weights, b: Weights) -> float:
 
 def moved_outputs(before: Weights, after: Weights) -> float:
     inputs = random_inputs(before)
-    return change(outputs(before, inputs), outputs(after, inputs))
+    return output_difference(outputs(before, inputs), outputs(after, inputs))
 
 
 def around(steps: Sequence[Transform], model: Weights) -> Weights:

@@ -326,14 +326,14 @@ def test_the_page_is_written_whole_and_only_where_it_may(tmp_path: Path, monkeyp
     write_report([document(naive=0.5)], out, force=True)
     assert out.read_bytes() != first
     kept = out.read_bytes()
-    monkeypatch.setattr("pathlib.Path.replace", _no_space)
+    monkeypatch.setattr("os.fsync", _no_space)
     with pytest.raises(IsobasinError, match=r"can not be written \(No space left"):
         write_report([document()], out, force=True)
     assert out.read_bytes() == kept
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"], "a temporary file is left"
 
 
-def _no_space(self: Path, target: Path) -> Path:
+def _no_space(handle: int) -> None:
     raise OSError(28, "No space left on device")
 
 

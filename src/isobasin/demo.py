@@ -21,9 +21,10 @@ import torch
 
 from isobasin.alignment.align import align
 from isobasin.alignment.matchers import WeightMatching
+from isobasin.checkpoint.writer import check_output
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
-from isobasin.files import atomic_write
+from isobasin.files import AtomicOutput, atomic_write, disk_errors
 from isobasin.merging import merge
 from isobasin.model import ModelConfig, Transformer
 from isobasin.path.barrier import midpoint
@@ -38,7 +39,8 @@ from isobasin.weights import Weights, load
 
 OnProgress = Callable[[str, int, int], None]  # (stage, done, of)
 
-OUTPUTS = ("pretrained", "A", "B", "B_aligned", "merged", "path.json", "path.png", "report.html")
+MODELS = ("pretrained", "A", "B", "B_aligned", "merged")
+OUTPUTS = (*MODELS, "path.json", "path.png", "report.html")
 
 MODEL = ModelConfig.preset(
     "vit",
@@ -126,6 +128,8 @@ def _check_free(out: Path, *, force: bool) -> None:
     there = [name for name in OUTPUTS if (out / name).exists()]
     if there and not force:
         raise IsobasinError(f"{out} holds {', '.join(there)} already; use --force to replace them, or another folder")
+    for name in MODELS:
+        check_output((out / name).resolve(), [], force=force)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,11 +153,11 @@ def _trained_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgr
 
     def fine_tune(number: int, name: str) -> None:
         fresh = reinitialise(pretrained, config.scope, seed=seed + number)
-        trained(fresh, config.finetuning, seed + number, f"fine-tuning {name}").save(out / name)
+        _save(trained(fresh, config.finetuning, seed + number, f"fine-tuning {name}"), out / name)
 
     with _one_thread():
         pretrained = trained(Transformer(config.model, seed=seed), config.pretraining, seed, "pretraining")
-        pretrained.save(out / "pretrained")
+        _save(pretrained, out / "pretrained")
         with ThreadPoolExecutor(2) as pool:
             try:
                 for done in [pool.submit(fine_tune, number, name) for number, name in enumerate("AB", 1)]:
@@ -162,6 +166,13 @@ def _trained_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgr
                 stop.set()  # an interrupt must not wait until the other model is trained
                 raise
     return load(out / "A"), load(out / "B")
+
+
+def _save(model: Transformer, folder: Path) -> None:
+    with disk_errors(folder), AtomicOutput(folder, folder=True) as output:
+        model.save(output.new)
+        output.flush()
+        output.commit()
 
 
 class _Stopped(Exception):

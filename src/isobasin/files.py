@@ -1,14 +1,29 @@
-"""Files and folders that are written atomically, and the resume file of a long computation."""
+"""Files and folders that appear whole or not at all, and the resume file of a long computation.
 
+An output is first written into a temporary folder beside it, `.NAME.isobasin-tmp-XXXX/`:
+
+isobasin-writer.json    the name of the output and the machine of the writer; locked as long as the writer lives
+new                     what the output will be, a file or a folder
+old                     what the output was, only where the system can not exchange two folders
+after.json              for an output that appears together with another one: how to recognise that one
+
+Then `new` takes the place of the output in one step. A killed writer leaves its temporary folder and no lock; the next
+writer to the same output finishes or undoes what it began (`recover`).
+"""
+
+import atexit
+import ctypes
 import hashlib
 import json
 import math
 import os
+import re
+import secrets
 import shutil
 import socket
-import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
@@ -17,11 +32,13 @@ from isobasin.errors import IsobasinError
 Content = bytes | str | Callable[[IO[bytes]], object]
 """What a file shall hold: bytes, text (written as UTF-8), or a function that writes to the stream it is given."""
 
-_MARKER = "isobasin-writer.json"
+_MARKER, _AFTER = "isobasin-writer.json", "after.json"
 _TEMPORARY = ".isobasin-tmp-"
+_MAX_NAME = 200  # bytes: file systems allow 255, and temporary names are longer than those of the outputs
+_LIVE: dict[Path, tuple[int, Path]] = {}  # temporary folders that are in use: process, output
 
 
-# -- single files ----------------------------------------------------------------------------------------------------
+# -- outputs ---------------------------------------------------------------------------------------------------------
 
 
 def atomic_write(path: Path, data: Content, *, error: type[IsobasinError] = IsobasinError) -> None:
@@ -34,73 +51,61 @@ def atomic_write(path: Path, data: Content, *, error: type[IsobasinError] = Isob
 
 def atomic_write_all(contents: Mapping[Path, Content], *, error: type[IsobasinError] = IsobasinError) -> None:
     """The same for several files: none is renamed before all are on the disk."""
-    temporary = {path: path.with_name(f".{path.name[:100]}{_TEMPORARY}{os.getpid()}") for path in contents}
-    path = None
+    (path, data), *others = contents.items()
+    with disk_errors(path, error), AtomicOutput(path) as first:
+        first.write(data)
+        commit_with(first, dict(others), error=error)
+
+
+def commit_with(
+    first: "AtomicOutput", files: Mapping[Path, Content], *, error: type[IsobasinError] = IsobasinError
+) -> None:
+    """Commit an output and, directly after it, files that belong to it; none if one of them can not be written.
+
+    If the process is killed in between, `recover` puts the other files in place.
+    """
+    first.flush()
+    with ExitStack() as stack:
+        others = []
+        for path, data in files.items():
+            with disk_errors(path, error):
+                others.append(stack.enter_context(AtomicOutput(path)))
+                others[-1].write(data)
+                others[-1].follow(first)
+        first.commit()
+        for other in others:
+            with disk_errors(other.path, error):
+                other.commit()
+
+
+@contextmanager
+def disk_errors(path: Path, error: type[IsobasinError] = IsobasinError) -> Iterator[None]:
+    """Raise an error of the operating system as one line that names the output."""
     try:
-        for path, data in contents.items():
-            _write(temporary[path], data)
-        for path in contents:
-            temporary[path].replace(path)
+        yield
     except OSError as failure:
         reason = failure.strerror or failure
         raise error(f"{path}: can not be written ({reason}); free space or choose another place") from failure
-    finally:
-        for file in temporary.values():
-            with suppress(OSError):  # after the rename, or without a folder, there is no such file
-                file.unlink()
 
 
-def _write(file: Path, data: Content) -> None:
-    with file.open("wb") as stream:
-        if callable(data):
-            data(stream)
-        else:
-            stream.write(data.encode() if isinstance(data, str) else data)
-        stream.flush()
-        os.fsync(stream.fileno())
+class AtomicOutput:
+    """An output that appears, or is replaced, whole or not at all: write to `new`, then `commit`.
 
-
-def check_output_file(
-    path: Path,
-    *,
-    force: bool,
-    inputs: tuple[Path, ...] = (),
-    what: str | None = None,
-    error: type[IsobasinError] = IsobasinError,
-) -> None:
-    """Raise if no file can be written at `path`, before anything is computed; it must not lie inside `inputs`."""
-    if path.is_dir():
-        raise error(f"{path}: a folder, expected the name of a file to write")
-    if path.exists() and not force:
-        raise error(f"{path}: already there; choose another name or use --force")
-    if not path.parent.is_dir():
-        raise error(f"{path.parent}: no such folder for {what or path.name}; create it first")
-    for folder in inputs:
-        if path.resolve().is_relative_to(folder.resolve()):
-            raise error(f"{path}: lies inside the input {folder}; choose a place beside it")
-
-
-# -- folders ---------------------------------------------------------------------------------------------------------
-
-
-class AtomicFolder:
-    """A folder `out` that appears, or is replaced, whole or not at all.
-
-    `.NAME.isobasin-tmp-XXXX/` beside it holds a marker (process and host of the writer), `new/`, into which the caller
-    writes, and between two renames `old/`, the folder that is replaced. The marker lies outside `new/`, so that no
-    output contains it, and is removed last, so that `remove_stale` recognises what a killed process left.
+    With `folder`, `new` is an empty folder, and folders above `path` are created. At the end of a `with` block the
+    temporary folder is removed; without `commit` nothing has changed.
     """
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._created_parents = [path for path in out.parents if not path.exists()]  # innermost first
-        out.parent.mkdir(parents=True, exist_ok=True)
-        self._root = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
-        self.new, self._old = self._root / "new", self._root / "old"
-        marker = {"pid": os.getpid(), "host": socket.gethostname()}
+    def __init__(self, path: Path, *, folder: bool = False) -> None:
+        recover(path)
+        self.path = path
+        self._created_parents = [parent for parent in path.parents if not parent.exists()]  # innermost first
         try:
-            (self._root / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
-            self.new.mkdir()
+            if folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._root, self._lock = _make_temporary(path)
+            self.new, self._old = self._root / "new", self._root / "old"
+            if folder:
+                self.new.mkdir()
         except BaseException:
             self.discard()
             raise
@@ -111,64 +116,92 @@ class AtomicFolder:
     def __exit__(self, *_: object) -> None:
         self.discard()
 
+    def write(self, data: Content) -> None:
+        """Write `new` as a file, and flush it to the disk."""
+        with self.new.open("wb") as stream:
+            if callable(data):
+                data(stream)
+            else:
+                stream.write(data.encode() if isinstance(data, str) else data)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def flush(self) -> None:
+        """Flush a folder `new` with its content to the disk."""
+        if self.new.is_dir():
+            for path in (*self.new.rglob("*"), self.new):
+                _sync(path)
+
+    def follow(self, first: "AtomicOutput") -> None:
+        """Let this output be due as soon as `first` is in place."""
+        after = {"path": str(first.path.absolute()), "stamps": _stamps(first.new)}
+        (self._root / _AFTER).write_text(json.dumps(after), encoding="utf-8")
+
     def commit(self) -> None:
-        """Flush the content of `new` to the disk, then rename `new` to `out`; `discard` deletes the old folder."""
-        for path in self.new.rglob("*"):
-            _sync(path)
-        _sync(self.new)
-        if self._out.exists() and any(self._out.iterdir()):
-            os.rename(self._out, self._old)
-        os.rename(self.new, self._out)
-        _sync(self._out.parent)
+        """Put `new`, flushed to the disk, in the place of the output; `discard` then deletes the old one."""
+        if not (self.path.is_dir() and any(self.path.iterdir())):
+            os.replace(self.new, self.path)
+        elif not _exchange(self.new, self.path):
+            os.rename(self.path, self._old)
+            os.rename(self.new, self.path)
+        _sync(self.path.parent)
 
     def discard(self) -> None:
         """Remove the temporary folder: after `commit` with the old output, without it the old output stays."""
-        _remove(self._root, self._out)
-        for folder in self._created_parents:
+        if hasattr(self, "_root"):
+            _settle(self._root, self.path)
+            os.close(self._lock)
+            _LIVE.pop(self._root, None)
+            del self._root
+        for parent in self._created_parents:
             with suppress(OSError):  # not empty: another process uses it
-                folder.rmdir()
+                parent.rmdir()
 
 
-def remove_stale(out: Path) -> None:
-    """Remove what killed writers to `out` left, and restore the folder that one of them had moved aside.
-
-    A temporary folder is stale if its marker names this host and a process that has ended; others are left alone.
-    """
-    if not out.parent.is_dir():
-        return
-    for root in sorted(out.parent.iterdir()):
-        if root.name.startswith(_prefix(out)) and not root.is_symlink() and _is_stale(root / _MARKER):
-            _remove(root, out)
+def remove(path: Path) -> None:
+    """Delete a file or folder: it disappears in one step, not file by file."""
+    with AtomicOutput(path) as place, suppress(FileNotFoundError):
+        os.rename(path, place.new)
 
 
-def remove_temporary(folder: Path) -> None:
-    """The same for all outputs in `folder` and for writers on any host. The caller knows that no writer runs."""
-    for root in folder.glob(f".*{_TEMPORARY}*"):
-        _remove(root, folder / root.name[1:].rpartition(_TEMPORARY)[0])
+def _make_temporary(path: Path) -> tuple[Path, int]:
+    """Make the temporary folder of an output with its marker; return it and the handle that keeps the lock."""
+    while True:
+        root = path.with_name(_prefix(path) + secrets.token_hex(4))
+        _LIVE[root] = os.getpid(), path  # first, so that no interrupt leaves a folder that is not listed
+        root.mkdir(mode=0o700)
+        try:
+            return root, _write_marker(root / _MARKER, path)
+        except FileNotFoundError:  # `recover` in another process took the folder for one that was left
+            del _LIVE[root]
+        except BaseException:
+            _settle(root, path)
+            del _LIVE[root]
+            raise
 
 
-def _prefix(out: Path) -> str:
-    return f".{out.name}{_TEMPORARY}"
-
-
-def _is_stale(marker: Path) -> bool:
+def _write_marker(file: Path, path: Path) -> int:
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        found = json.loads(marker.read_text(encoding="utf-8"))
-        return bool(found["host"] == socket.gethostname()) and not _is_alive(found["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        _lock(handle, wait=True)
+        os.write(handle, json.dumps({"output": path.name, **_machine()}).encode())
+        _check_same_file(handle, file)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
-def _is_alive(pid: int) -> bool:
-    if os.name != "posix" or type(pid) is not int or pid <= 0:  # elsewhere signal 0 would end the process
-        return True
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False where the system or the file system can not."""
+    names = os.fsencode(one), os.fsencode(other)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        libc = ctypes.CDLL(None)
+        if sys.platform == "darwin":
+            return bool(libc.renamex_np(*names, 2) == 0)  # RENAME_SWAP
+        return bool(libc.renameat2(-100, names[0], -100, names[1], 2) == 0)  # AT_FDCWD, RENAME_EXCHANGE
+    except (AttributeError, OSError, TypeError):  # no such function; no C library to load
         return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
 
 
 def _sync(path: Path) -> None:
@@ -182,16 +215,169 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _remove(root: Path, out: Path) -> None:
-    """Delete a temporary folder; first restore `old` if the process stopped between the two renames."""
-    if (root / "new").exists() and (root / "old").exists():
+def _prefix(path: Path) -> str:
+    return f".{_short(path.name)}{_TEMPORARY}"
+
+
+def _short(name: str) -> str:
+    """The name of an output as a part of other names: as it is, or its hash if it is long."""
+    data = os.fsencode(name)
+    return name if len(data) <= _MAX_NAME else hashlib.sha256(data).hexdigest()
+
+
+# -- recovery --------------------------------------------------------------------------------------------------------
+
+
+def recover(path: Path) -> None:
+    """Finish or undo what killed writers to `path` began, and remove their temporary folders.
+
+    A writer counts as killed if the lock of its marker is free and it ran on this machine; others are left alone.
+    """
+    try:
+        found = [root for root in path.parent.iterdir() if root.name.startswith(_prefix(path))]
+    except OSError:  # no folder, or one that can not be listed
+        return
+    for root in sorted(found):
+        with suppress(OSError):  # another process recovers it, or it is not what a writer leaves
+            _recover_from(root, path)
+
+
+def recover_all(folder: Path) -> None:
+    """The same for all outputs in `folder` and for writers on any machine. The caller knows that no writer runs."""
+    for root in folder.glob(f".*{_TEMPORARY}*"):
+        _settle(root, folder / root.name[1:].rpartition(_TEMPORARY)[0])
+
+
+@atexit.register
+def remove_unfinished() -> None:
+    """Settle what this process began and an interrupt left: it may arrive between two lines, before a `with` block."""
+    for root, (process, path) in list(_LIVE.items()):
+        if process == os.getpid():
+            _settle(root, path)
+        del _LIVE[root]
+
+
+def _recover_from(root: Path, path: Path) -> None:
+    marker = root / _MARKER
+    if root.is_symlink():
+        return
+    try:
+        handle = os.open(marker, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        root.rmdir()  # if it is empty, which it is before the marker is written and after it is deleted
+        return
+    try:
+        if not _lock(handle, wait=False):
+            return
+        _check_same_file(handle, marker)
+        found = _read_marker(handle)
+        if found is None and [file.name for file in root.iterdir()] == [_MARKER]:  # killed while it wrote the marker
+            marker.unlink()
+            root.rmdir()
+        elif found and found.get("output") == path.name and _is_this_machine(found):
+            _settle(root, path)
+    finally:
+        os.close(handle)
+
+
+def _settle(root: Path, path: Path) -> None:
+    """Finish or undo an output, and delete its temporary folder, the marker last."""
+    new, old = root / "new", root / "old"
+    if new.exists() and old.exists():  # stopped between the two renames
         try:
-            os.rename(root / "old", out)
+            os.rename(old, path)
         except OSError:
             return  # the place is taken: keeping a hidden folder is safer than deleting the only copy
-    for name in ("new", "old"):
-        shutil.rmtree(root / name, ignore_errors=True)
-    shutil.rmtree(root, ignore_errors=True)
+    elif new.exists() and _is_due(root / _AFTER):
+        with suppress(OSError):
+            os.replace(new, path)
+    for part in (new, old, root / _AFTER, root / _MARKER, root):
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            with suppress(OSError):  # it is not there
+                part.unlink()
+
+
+def _is_due(after: Path) -> bool:
+    """Whether the output is in place that this one belongs to."""
+    try:
+        found = json.loads(after.read_text(encoding="utf-8"))
+        return bool(found["stamps"]) and bool(found["stamps"].items() <= _stamps(Path(found["path"])).items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def _stamps(path: Path) -> dict[str, str]:
+    """What recognises a file, or the files in a folder, after a rename."""
+    files = path.iterdir() if path.is_dir() else [path]
+    stats = {file.name if path.is_dir() else "": file.stat() for file in files}
+    return {name: f"{stat.st_ino} {stat.st_mtime_ns} {stat.st_size}" for name, stat in stats.items()}
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Lock an open file until this process ends or closes it; False if another one has it, or without such locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _check_same_file(handle: int, file: Path) -> None:
+    if not os.path.samestat(os.fstat(handle), file.stat()):
+        raise FileNotFoundError(file)
+
+
+def _machine() -> dict[str, str | None]:
+    """The name of this machine, and (Linux) a number that its containers share and that changes when it starts."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = None
+    return {"host": socket.gethostname(), "boot": boot}
+
+
+def _is_this_machine(marker: Mapping[str, Any]) -> bool:
+    here = _machine()
+    return marker.get("host") == here["host"] or (here["boot"] is not None and marker.get("boot") == here["boot"])
+
+
+def _read_marker(handle: int) -> dict[str, Any] | None:
+    try:
+        found = json.loads(os.read(handle, 2**16))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_output_file(
+    path: Path,
+    *,
+    force: bool,
+    inputs: tuple[Path, ...] = (),
+    what: str | None = None,
+    error: type[IsobasinError] = IsobasinError,
+) -> None:
+    """Raise if no file can be written at `path`, before anything is computed; it must not lie inside `inputs`."""
+    recover(path)
+    remove_obsolete(path)
+    if path.is_dir():
+        raise error(f"{path}: a folder, expected the name of a file to write")
+    if path.exists() and not path.is_file():
+        raise error(f"{path}: a device or pipe, expected the name of a file to write")
+    if path.exists() and not force:
+        raise error(f"{path}: already there; choose another name or use --force")
+    if not path.parent.is_dir():
+        raise error(f"{path.parent}: no such folder for {what or path.name}; create it first")
+    for folder in inputs:
+        if path.resolve().is_relative_to(folder.resolve()):
+            raise error(f"{path}: lies inside the input {folder}; choose a place beside it")
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------
@@ -233,10 +419,12 @@ class ResumeFile:
         tensors: bool = False,
         writes: bool = True,
     ) -> None:
-        self.output, self.path = output, output.with_name(f".{output.name[:100]}.isobasin-{kind}")
+        self.output, self.path = output, output.with_name(f".{_short(output.name)}.isobasin-{kind}")
         text = json.dumps(cache_key, sort_keys=True, default=str)
         self._key = hashlib.sha256(text.encode()).hexdigest()
         self._tensors, self._writes = tensors, writes
+        if writes:
+            recover(self.path)  # the last result may be there already, and nothing would be written again
         self._values = self._read()
 
     @property
@@ -277,6 +465,17 @@ class ResumeFile:
             return dict(found["values"]) if found["cache_key"] == self._key else {}
         except Exception:  # no file, or a damaged one, for which torch and json raise errors of many kinds
             return {}
+
+
+def remove_obsolete(output: Path) -> None:
+    """Delete resume files that are older than the output they were for: its writer was killed before it did."""
+    with suppress(OSError, ValueError):  # no output; a folder without files
+        written = min(file.stat().st_mtime_ns for file in (output.iterdir() if output.is_dir() else [output]))
+        # A pair of models has a file of its own; its labels are letters or numbers.
+        name = re.compile(rf"\.{re.escape(_short(output.name))}(\.\w+-\w+)?\.isobasin-(partial|learning)")
+        for file in output.parent.iterdir():
+            if name.fullmatch(file.name) and file.stat().st_mtime_ns <= written:
+                file.unlink()
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------

@@ -4,17 +4,32 @@ This is how a symmetry claim is checked: the outputs before and after, on inputs
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from isobasin.arch.config import Fields
-from isobasin.errors import ArchitectureError
+from isobasin.errors import ArchitectureError, IsobasinError, brief
 from isobasin.shapes import Float
+from isobasin.views import Tensors, View, trim_heap
 from isobasin.weights import Weights, load
 
 Inputs = dict[str, Tensor]
+NOISE_CHUNK = 2**18  # numbers perturbed at a time: larger pieces fragment the heap
+MAX_LOADED_PARAMETERS = 40_000_000  # larger models are streamed: each module's weights are read when it runs
+# Config keys that say how a model is run, and change no output: nothing is generated, and outputs have names.
+PLAIN_RUN = {
+    "return_dict": True,
+    "use_cache": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "chunk_size_feed_forward": 0,
+}
 OUTPUTS = (
     "logits",
     "prediction_logits",
@@ -43,20 +58,20 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     shape = (1, min(length, max_length(weights) or length))
     inputs = {"input_ids": torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)}
     if weights.family.inputs.token_types:
-        types = weights.config.get("type_vocab_size")
-        inputs["token_type_ids"] = torch.randint(2 if types is None else int(types), shape, generator=rng)
+        types = Fields(weights.config).size("type_vocab_size", 2)
+        inputs["token_type_ids"] = torch.randint(types, shape, generator=rng)
     return inputs
 
 
 def vocabulary_size(weights: Weights) -> int:
     """The number n of token ids that the model accepts: 0 … n − 1."""
-    return int(weights.config.get("vocab_size") or weights.config.get("d_vocab") or 0)
+    return max((Fields(weights.config).size(k) for k in ("vocab_size", "d_vocab") if weights.config.get(k)), default=0)
 
 
 def max_length(weights: Weights) -> int | None:
     """The longest sequence that the model accepts; None if its config does not say."""
-    limits = [weights.config[k] for k in ("n_positions", "max_position_embeddings") if weights.config.get(k)]
-    return min(map(int, limits), default=None)
+    keys = ("n_positions", "max_position_embeddings")
+    return min((Fields(weights.config).size(k) for k in keys if weights.config.get(k)), default=None)
 
 
 def image_shape(weights: Weights) -> tuple[int, int, int] | None:
@@ -65,15 +80,16 @@ def image_shape(weights: Weights) -> tuple[int, int, int] | None:
     size = config.get("image_size", weights.family.inputs.image_size)
     if size is None:
         return None
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(config.get("num_channels", config.get("n_channels", 3))), int(height), int(width)
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        raise ArchitectureError(f"config.json: image_size is {brief(size)}, expected one or two positive whole numbers")
+    fields = Fields(config)
+    return fields.size("num_channels", fields.size("n_channels", 3)), *sides
 
 
 def outputs(weights: Weights, inputs: Sequence[Inputs]) -> Tensor:
     """Everything the model puts out on these inputs, flat, computed in float32."""
-    model = module_of(weights)
-    with torch.no_grad():
-        return torch.cat([run_module(weights, model, one).flatten() for one in inputs])
+    return torch.cat([each.flatten() for each in Runner(weights).run(inputs)])
 
 
 def record_reads(
@@ -90,19 +106,58 @@ def record_reads(
             run_module(weights, model, one)
 
 
-def change(before: Tensor, after: Tensor) -> float:
-    """The largest change of outputs, relative to the largest output; infinite if anything is not a number."""
-    if not bool(torch.isfinite(after).all()):
+def output_difference(x: Tensor, y: Tensor, scale: Tensor | None = None) -> float:
+    """max |x − y| / max |scale|, by default the size of x; infinite where exactly one of the two is finite."""
+    scale = x if scale is None else scale
+    finite = torch.isfinite(x) & torch.isfinite(y)
+    if bool((torch.isfinite(x) != torch.isfinite(y)).any()):
         return float("inf")
-    return float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
+    if not bool(finite.any()):
+        return 0.0
+    size = scale[torch.isfinite(scale)].abs().max() if bool(torch.isfinite(scale).any()) else torch.ones(())
+    return float((x - y)[finite].abs().max() / size.clamp(min=1e-30))
+
+
+def perturbed(weights: Weights, units: Mapping[str, float], *, seed: int, dtype: torch.dtype | None = None) -> Weights:
+    """The model with simulated rounding: w (1 + u ξ), ξ uniform on [−1, 1].
+
+    The result is in `dtype`, by default a type that represents the perturbation without further rounding.
+    """
+
+    def change(name: str, tensors: Tensors) -> Tensor:
+        """The same noise each time a tensor is read."""
+        tensor, rng = tensors[name], torch.Generator().manual_seed(crc32(f"{name} {seed}".encode()))
+        # float32 can represent the noise of the narrow types; the noise of float32 itself needs float64.
+        wide = torch.float32 if tensor.dtype.itemsize < 4 else torch.float64
+        out = torch.empty(tensor.shape, dtype=dtype or wide, device=tensor.device)
+        for part, into in zip(tensor.reshape(-1).split(NOISE_CHUNK), out.view(-1).split(NOISE_CHUNK)):
+            noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1)
+            into.copy_(noise.to(part.device, wide).mul_(units[name]).add_(1).mul_(part))
+        return out
+
+    changes = {name: partial(change, name) for name in units}
+    return replace(weights, tensors=View(weights, changes), checkpoint=None)
 
 
 def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Float[Tensor, "n outputs"]:
     """Everything a module puts out on a batch, one row per input."""
     if weights.family.own:
         return module(*inputs.values()).flatten(1)
-    found = module(**inputs)
+    found = _call(module, inputs)
     return torch.cat([found[name].flatten(1) for name in OUTPUTS if found.get(name) is not None], dim=1)
+
+
+def _call(module: torch.nn.Module, inputs: Inputs) -> Any:
+    """The outputs of a module of transformers, by name."""
+    try:
+        return module(**inputs)
+    except (IsobasinError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # an odd configuration can make transformers raise anything
+        raise ArchitectureError(
+            f"config.json: transformers can not run the {type(module).__name__} that it describes "
+            f"({type(error).__name__}: {error!s:.160}); correct it"
+        ) from error
 
 
 def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
@@ -111,7 +166,7 @@ def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
         x = inputs.get("input_ids", inputs.get("pixel_values"))
         mask = inputs.get("attention_mask")
         return model(x, None if mask is None else mask.bool())
-    found = model(**inputs)
+    found = _call(model, inputs)
     for name in ("logits", "prediction_logits"):
         if found.get(name) is not None:
             return found[name]
@@ -159,7 +214,7 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
             f"config.json: architectures names {name!r}, which transformers does not have; expected a class such as "
             f"{weights.family.model_class}"
         )
-    settings = {k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")}
+    settings = {k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")} | PLAIN_RUN
     options: dict[str, Any] = {}
     if name in weights.family.optional_pooler:  # config.json does not say whether there is a pooler
         options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
@@ -195,5 +250,96 @@ def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
             f"{min(report['missing_keys'])}: transformers expects this tensor in a {kind.__name__}, the checkpoint "
             "does not have it: complete the folder or correct architectures in config.json"
         )
-    model.config.use_cache = False  # nothing is generated here, and a component that runs twice would fill it twice
     return model.eval()
+
+
+# -- models of any size ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model that is ready to run: loaded as a whole, or streamed where it is large. `attention` as in `module_of`."""
+
+    weights: Weights
+    attention: str = "eager"
+
+    @property
+    def streamed(self) -> bool:
+        return self.weights.n_params > MAX_LOADED_PARAMETERS and not self.weights.family.own
+
+    @cached_property
+    def module(self) -> torch.nn.Module:
+        load = _streamed_module if self.streamed else module_of
+        return load(self.weights, attention=self.attention)
+
+    def run(self, inputs: Sequence[Inputs]) -> list[Tensor]:
+        """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
+        # transformers refuses several inputs at once for a classifier without a padding token.
+        is_classifier = any(name.startswith("score") for name in self.weights)
+        single = is_classifier and self.weights.config.get("pad_token_id") is None
+        with torch.no_grad():
+            if not self.streamed or single:
+                return [run_module(self.weights, self.module, each)[0] for each in inputs]
+            found: dict[int, Tensor] = {}
+            by_shape: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
+            for number, each in enumerate(inputs):
+                by_shape.setdefault(tuple((key, x.shape) for key, x in each.items()), []).append(number)
+            for chosen in by_shape.values():
+                batch = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
+                found |= dict(zip(chosen, run_module(self.weights, self.module, batch)))
+                trim_heap()
+        return [found[i] for i in range(len(inputs))]
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """`torch.empty` gives tensors without storage, so weights take no memory; buffers that are computed do exist."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        settings = dict(kwargs or {})
+        if func is torch.empty:
+            settings["device"] = "meta"
+        return func(*args, **settings)
+
+
+def _streamed_module(weights: Weights, *, attention: str) -> torch.nn.Module:
+    """The transformers class that config.json names, in float32; hooks read the weights of a module before it runs and
+    drop them afterwards."""
+    kind, config, options = pretrained_class(weights)
+    with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
+        model: torch.nn.Module = kind._from_config(
+            config, attn_implementation=attention, dtype=torch.float32, **options
+        )
+    model.requires_grad_(False)
+    sources = _source_tensors(weights, model)
+    for prefix, module in model.named_modules():
+        keys = [key for key, parameter in module._parameters.items() if parameter is not None]
+        names = {key: sources[f"{prefix}.{key}" if prefix else key] for key in keys}
+        if names:
+            module.register_forward_pre_hook(partial(_load_parameters, weights, names))
+            module.register_forward_hook(_drop_parameters)
+    return model.eval()
+
+
+def _source_tensors(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
+    """The tensor of the checkpoint for every parameter of the module; tied parameters share one."""
+    known = {memory: name for name, memory in places(weights, model).items()}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    by_identity = {id(named[memory]): name for memory, name in known.items() if memory in named}
+    found = {}
+    for memory, parameter in named.items():
+        name = known.get(memory) or by_identity.get(id(parameter)) or weights.arch.aliases.get(memory)
+        if name is None:
+            raise ArchitectureError(f"{memory}: transformers expects this tensor, the checkpoint does not have it")
+        found[memory] = name
+    return found
+
+
+def _load_parameters(weights: Weights, names: dict[str, str], module: torch.nn.Module, _: Any) -> None:
+    for key, name in names.items():
+        module._parameters[key] = torch.nn.Parameter(weights[name].to("cpu", torch.float32), requires_grad=False)
+
+
+def _drop_parameters(module: torch.nn.Module, _: Any, __: Any) -> None:
+    for key, loaded in module._parameters.items():
+        if loaded is not None:
+            module._parameters[key] = torch.nn.Parameter(torch.empty_like(loaded, device="meta"), requires_grad=False)

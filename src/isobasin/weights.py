@@ -19,6 +19,7 @@ from isobasin.checkpoint import (
     with_dtype,
 )
 from isobasin.errors import CheckpointError
+from isobasin.files import Content
 from isobasin.views import Tensors, View
 
 
@@ -57,6 +58,11 @@ class Weights(Mapping[str, Tensor]):
     def family(self) -> Family:
         """The record of its model type."""
         return FAMILIES[self.arch.family]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config keys that change the function without changing a shape, with their values here."""
+        return self.family.settings_of(self.config)
 
     @property
     def path(self) -> Path | None:
@@ -104,7 +110,7 @@ class Weights(Mapping[str, Tensor]):
     def state_dict(self, policy: str = "auto") -> dict[str, Tensor]:
         """Every tensor under its name on disk, in memory."""
         dtypes = self.output_dtypes(policy)
-        found = {disk: self[name].to(dtypes[name]) for name, disk in self.names.on_disk.items()}
+        found = {disk: self[name].to("cpu", dtypes[name]) for name, disk in self.names.on_disk.items()}
         return found | {copy: found[self.names.on_disk[target]] for copy, target in self.names.copies.items()}
 
     def _is_plain(self, name: str, dtype: torch.dtype) -> bool:
@@ -126,11 +132,13 @@ class Weights(Mapping[str, Tensor]):
         force: bool = False,
         max_shard_size: int | str = "5GB",
         inputs: Sequence[Path] = (),
+        files: Mapping[Path, Content] | None = None,
         watch: Callable[[str, Tensor | None], None] | None = None,
     ) -> dict[str, torch.dtype]:
         """Write a complete folder, one tensor in memory at a time; gives back the types that were written.
 
-        `inputs` are further folders that must not be overwritten. `watch` is shown every tensor, by the name of its
+        `inputs` are further folders that must not be overwritten. `files` are written elsewhere, by path, and appear
+        together with the folder. `watch` is shown every tensor, by the name of its
         pattern, as it is written; None where it is copied.
         """
         dtypes = self.output_dtypes(dtype)
@@ -141,6 +149,7 @@ class Weights(Mapping[str, Tensor]):
             infos,
             config=self._output_config(dtype, dtypes),
             companions=self.path,
+            files=files,
             inputs=[*([self.path] if self.path else []), *inputs],
             force=force,
             max_shard_size=max_shard_size,

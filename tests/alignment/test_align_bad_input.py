@@ -217,7 +217,7 @@ FLAGS: Mapping[str, tuple[list[str], str]] = {
     "matcher": (["--matcher", "magic"], r"--matcher 'magic' is not available, expected one of weights, act"),
     "stage2": (["--stage2", "half"], r"--stage2 'half' is not available, expected one of none, orthogonal, full"),
     "head-distance": (["--head-distance", "l1"], r"--head-distance 'l1' is not available, expected one of complete"),
-    "verify": (["--verify", "maybe"], r"--verify 'maybe' is not available, expected one of layer, model, none"),
+    "verify": (["--verify", "maybe"], r"--verify 'maybe' is not available, expected one of auto, layer, model, none"),
     "workers": (["--workers", "0"], r"--workers 0: expected 1 or more"),
     "workers-word": (["--workers", "two"], r"--workers"),
     "dtype": (["--dtype", "float8"], r"dtype 'float8' is unknown"),

@@ -73,7 +73,8 @@ def test_the_value_is_scipys_and_the_bound_holds(
     assert found.value == worth(benefit, found.index)
     assert abs(found.value - best) <= rounding
     assert found.bound >= max(found.value, best - rounding)
-    assert found.bound - found.value <= 10 * n * torch.finfo(dtype).eps * float(benefit.abs().max())
+    gap = n * max(10, n) * torch.finfo(dtype).eps * float(benefit.abs().max())  # n prices, each a sum of up to n
+    assert found.bound - found.value <= gap
     assert torch.equal(benefit, before)
     # negative control: the same pairs read backwards are worth less, unless all are worth the same
     assert worth(benefit, found.index.flip(0)) <= found.value + rounding

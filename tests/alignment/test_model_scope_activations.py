@@ -15,7 +15,7 @@ from isobasin.alignment.matchers import ActivationHeadMatcher, ActivationMatchin
 from isobasin.alignment.problem import ActivationTerm, AlignmentProblem
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Monomial, Overlap
-from isobasin.runtime import change, outputs, random_inputs
+from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.symmetries import group_of, symmetry
 from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights, load
@@ -78,8 +78,8 @@ def test_unrelated_models_keep_their_function_and_the_objective_never_rises(name
     a, b = saved(name, tmp_path, 0), saved(name, tmp_path, 1)
     found = align(b, to=a, matcher=matcher(a))
     moved, inputs = found.transform.apply(b), random_inputs(b)
-    assert change(outputs(b, inputs), outputs(moved, inputs)) <= 1e-5 * b.arch.sizes.n_layers
-    assert change(outputs(b, inputs), outputs(a, inputs)) > 1e-2
+    assert output_difference(outputs(b, inputs), outputs(moved, inputs)) <= 1e-5 * b.arch.sizes.n_layers
+    assert output_difference(outputs(b, inputs), outputs(a, inputs)) > 1e-2
     assert len(found.history) > 1
     assert all(later <= earlier for earlier, later in zip(found.history, found.history[1:]))
 

@@ -13,7 +13,7 @@ from isobasin.alignment.align import align
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.cli import run
 from isobasin.errors import IsobasinError
-from isobasin.runtime import change, outputs, random_inputs
+from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights, load
 
@@ -120,7 +120,7 @@ def check_sound(a: Weights, b: Weights) -> float:
     moved = found.transform.apply(b)
     assert all(bool(torch.isfinite(moved[name]).all()) for name in moved)
     inputs = random_inputs(b)
-    assert change(outputs(b, inputs), outputs(moved, inputs)) <= 2e-5
+    assert output_difference(outputs(b, inputs), outputs(moved, inputs)) <= 2e-5
     assert found.distance_after <= found.distance_before
     return found.distance_after
 

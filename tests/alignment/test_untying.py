@@ -15,7 +15,7 @@ from isobasin.alignment.matchers import WeightMatching
 from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
-from isobasin.runtime import change, outputs, random_inputs
+from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.symmetries.transform import scramble
 from isobasin.weights import Weights, load, untied
 
@@ -57,7 +57,7 @@ def test_an_untied_folder_gives_the_same_logits_and_reads_its_own_head(case: tin
     tensors = load_file(file)
     (head,) = set(apart.arch.tensors) & set(model.arch.aliases) & {n for n in tensors if n.endswith("weight")}
     save_file(tensors | {head: 2 * tensors[head]}, file, metadata={"format": "pt"})
-    assert change(before, logits(case, tmp_path / "untied")) > 0.1
+    assert output_difference(before, logits(case, tmp_path / "untied")) > 0.1
 
 
 @pytest.mark.parametrize("case", ALIGNED, ids=lambda c: c.name)
@@ -73,8 +73,8 @@ def test_untied_models_come_closer_and_keep_their_logits(
     assert facts["distance_after"] < facts["distance_before"]
     assert facts["max_output_change"] <= 1e-5
     expected, found = logits(case, tmp_path / "m1"), logits(case, tmp_path / "out")
-    assert change(expected, found) <= 2e-5
-    assert change(expected, logits(case, tmp_path / "m0")) > 1e-2
+    assert output_difference(expected, found) <= 2e-5
+    assert output_difference(expected, logits(case, tmp_path / "m0")) > 1e-2
     written = load(tmp_path / "out")
     assert kind(written) == kind(untied(load(tmp_path / "m1")))
     assert kind(written) != kind(load(tmp_path / "m1"))
@@ -123,5 +123,5 @@ def test_our_own_model_can_be_untied() -> None:
     apart = untied(tied)
     assert (apart.config["tied"], kind(tied), kind(apart)) == (False, "signed", "orthogonal")
     inputs = random_inputs(tied)
-    assert change(outputs(tied, inputs), outputs(apart, inputs)) <= 1e-6
+    assert output_difference(outputs(tied, inputs), outputs(apart, inputs)) <= 1e-6
     assert untied(apart) is apart

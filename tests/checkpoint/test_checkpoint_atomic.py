@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from checkpoint_imitations import CONFIG, make_folder
 
+from isobasin import files
 from isobasin.checkpoint import CheckpointWriter, open_checkpoint
 from isobasin.errors import CheckpointError
 
@@ -40,10 +40,7 @@ def test_nothing_is_visible_before_the_end(tmp_path):
         writer.write("a", torch.ones(2))
         (root,) = temporary(tmp_path)
         assert root.name.startswith(".out.isobasin-tmp-")
-        assert json.loads((root / "isobasin-writer.json").read_text()) == {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-        }
+        assert names(root) == ["isobasin-writer.json", "new"]
         assert not (tmp_path / "out").exists()
         writer.write("b", torch.ones(2))
     assert names(tmp_path) == ["out"]
@@ -87,7 +84,6 @@ def test_existing_outputs(tmp_path):
     with pytest.raises(CheckpointError, match="exists and is not empty: choose another name"):
         write(out, 2.0)
     assert value_at(out) == 1.0
-    (out / "old.txt").touch()
     write(out, 2.0, force=True)
     assert value_at(out) == 2.0
     assert names(out) == ["config.json", "model.safetensors"]
@@ -98,16 +94,92 @@ def test_force_replaces_only_checkpoints(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").touch()
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
+    with pytest.raises(CheckpointError, match=r"holds thesis\.tex, which no checkpoint of isobasin has, so it is not"):
         write(home, force=True)
     with pytest.raises(CheckpointError, match="is a file, expected a folder"):
         write(home / "thesis.tex", force=True)
     with pytest.raises(CheckpointError, match="root of the file system"):
         write("/", force=True)
     assert names(home) == ["thesis.tex"]
-    (home / "config.json").touch()
-    write(home, force=True)
-    assert names(home) == ["config.json", "model.safetensors"]
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("config.json", "README.md", "LICENSE", "vocab.txt"):
+        (project / name).touch()
+    with pytest.raises(CheckpointError, match=r"holds no config\.json with weights, so it is no checkpoint"):
+        write(project, force=True)
+    assert len(names(project)) == 4
+
+
+EARLIER = (
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "README.md",
+    "LICENSE",
+    "NOTICE.txt",
+    ".DS_Store",
+)
+
+
+def test_an_earlier_output_is_replaced_with_all_its_parts(tmp_path):
+    write(tmp_path / "out", 1.0)
+    for name in EARLIER:
+        (tmp_path / "out" / name).touch()
+    write(tmp_path / "out", 2.0, force=True)
+    assert names(tmp_path / "out") == ["config.json", "model.safetensors"]
+    assert value_at(tmp_path / "out") == 2.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt",
+        "data.csv",
+        ".git/",
+        "runs/",
+        "LICENSES/",
+        "pytorch_model.bin",
+        "model.safetensors.bak",
+        "LICENSE.py",
+    ],
+)
+def test_what_no_output_of_ours_has_is_kept(tmp_path, name):
+    out = tmp_path / "out"
+    write(out, 1.0)
+    (out / name).mkdir() if name.endswith("/") else (out / name).touch()
+    before = names(out)
+    with pytest.raises(CheckpointError, match=f"holds {name.rstrip('/')}, which no checkpoint .* move or delete that"):
+        write(out, 2.0, force=True)
+    assert names(out) == before
+    assert value_at(out) == 1.0
+
+
+def test_links_and_many_unknown_files_are_kept(tmp_path):
+    out = tmp_path / "out"
+    write(out, 1.0)
+    (tmp_path / "card").touch()
+    (out / "README.md").symlink_to(tmp_path / "card")
+    with pytest.raises(CheckpointError, match=r"holds README\.md, which"):
+        write(out, 2.0, force=True)
+    for i in range(5):
+        (out / f"{i}").touch()
+    with pytest.raises(CheckpointError, match=r"holds 0, 1, 2 and 3 more, which"):
+        write(out, 2.0, force=True)
+    assert value_at(out) == 1.0
+
+
+def test_a_file_that_appears_while_the_output_is_written_is_kept(tmp_path, monkeypatch):
+    """Also while the new output is flushed to the disk, which takes long for a large one."""
+    write(tmp_path / "out", 1.0)
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (fsync(handle), (tmp_path / "out" / "notes").touch()))
+    with pytest.raises(CheckpointError, match="holds notes, which"):
+        write(tmp_path / "out", 2.0, force=True)
+    assert names(tmp_path / "out") == ["config.json", "model.safetensors", "notes"]
+    assert names(tmp_path) == ["out"]
 
 
 def test_an_output_that_appears_meanwhile_is_kept(tmp_path):
@@ -133,7 +205,9 @@ def test_an_output_that_is_a_link_is_replaced_behind_it(tmp_path):
 
 @pytest.mark.parametrize("error", [OSError(13, "denied"), KeyboardInterrupt()])
 def test_stopped_between_the_two_renames_the_old_folder_returns(tmp_path, monkeypatch, error):
+    """Where the system can not exchange two folders."""
     write(tmp_path / "out", 1.0)
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     rename = os.rename
 
     def fails_for_new(source, target):
@@ -175,6 +249,7 @@ def test_outputs_and_inputs_stay_apart(tmp_path):
 CHILD = """
 import sys, time
 import torch
+from isobasin import files
 from isobasin.checkpoint import CheckpointWriter
 infos = {"a": (torch.float32, (2,)), "b": (torch.float32, (2,))}
 with CheckpointWriter(sys.argv[1], infos, config={}) as writer:
@@ -202,45 +277,16 @@ def test_what_a_killed_run_leaves_the_next_removes_but_not_what_a_live_one_uses(
     assert value_at(out) == 2.0
 
 
-@pytest.fixture
-def dead_pid():
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        pass
-    return process.pid
+def leave(root, *parts):
+    """What a killed writer to `out` leaves."""
+    for part in parts:
+        (root / part).mkdir(parents=True)
+    (root / "isobasin-writer.json").write_text(json.dumps({"output": "out", **files._machine()}))
 
 
-def leave(root, marker):
-    (root / "new").mkdir(parents=True)
-    if marker is not None:
-        (root / "isobasin-writer.json").write_text(marker if isinstance(marker, str) else json.dumps(marker))
-
-
-def test_only_folders_known_to_be_stale_are_removed(tmp_path, dead_pid):
-    here = socket.gethostname()
-    left = {
-        ".out.isobasin-tmp-1": {"pid": dead_pid, "host": "elsewhere"},
-        ".out.isobasin-tmp-2": {"pid": os.getpid(), "host": here},
-        ".out.isobasin-tmp-3": None,
-        ".out.isobasin-tmp-4": "{oops",
-        ".out.isobasin-tmp-5": {"pid": -1, "host": here},
-        ".out.isobasin-tmp-6": {"pid": "1; rm", "host": here},
-        ".out.isobasin-tmp-7": {"pid": 10**30, "host": here},
-        ".out.isobasin-tmp-8": [],
-        ".out2.isobasin-tmp-9": {"pid": dead_pid, "host": here},
-    }
-    for name, marker in left.items():
-        leave(tmp_path / name, marker)
-    leave(tmp_path / "target", {"pid": dead_pid, "host": here})
-    (tmp_path / ".out.isobasin-tmp-link").symlink_to("target")
-    leave(tmp_path / ".out.isobasin-tmp-stale", {"pid": dead_pid, "host": here})
-    write(tmp_path / "out")
-    assert names(tmp_path) == sorted([*left, ".out.isobasin-tmp-link", "out", "target"])
-    assert (tmp_path / "target" / "new").exists()
-
-
-def test_killed_between_the_two_renames_the_old_folder_returns(tmp_path, dead_pid):
+def test_killed_between_the_two_renames_the_old_folder_returns(tmp_path):
     root = tmp_path / ".out.isobasin-tmp-x"
-    leave(root, {"pid": dead_pid, "host": socket.gethostname()})
+    leave(root, "new")
     write(root / "old", 1.0)
     with pytest.raises(CheckpointError, match="exists and is not empty"):
         write(tmp_path / "out", 2.0)
@@ -248,16 +294,13 @@ def test_killed_between_the_two_renames_the_old_folder_returns(tmp_path, dead_pi
     assert names(tmp_path) == ["out"]
 
 
-def test_killed_while_deleting_the_old_folder_the_new_one_stays(tmp_path, dead_pid):
+def test_killed_while_deleting_the_old_folder_the_new_one_stays(tmp_path):
     root = tmp_path / ".out.isobasin-tmp-x"
-    leave(root, {"pid": dead_pid, "host": socket.gethostname()})
-    (root / "new").rmdir()
+    leave(root, "old")
     write(root / "old", 1.0)
     write(tmp_path / "elsewhere", 2.0)
     (tmp_path / "elsewhere").rename(tmp_path / "out")
     with pytest.raises(CheckpointError, match="exists and is not empty"):
         write(tmp_path / "out", 3.0)
-    assert root.exists()  # a refusal touches nothing
-    write(tmp_path / "out", 3.0, force=True)
-    assert value_at(tmp_path / "out") == 3.0
+    assert value_at(tmp_path / "out") == 2.0
     assert names(tmp_path) == ["out"]

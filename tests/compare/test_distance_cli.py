@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from isobasin.cli import run
+from isobasin.compare.fingerprint import COUNT
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
 from isobasin.report.figures import plot_similarity
@@ -58,13 +59,52 @@ def test_canonical_folders_of_copies_hold_the_same_weights(
     found = []
     for name in ("a", "copy", "other"):
         assert run(["canonical", str(models / name), "-o", str(tmp_path / name), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"output": str(tmp_path / name), "dtype": "float32"}
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["output"], facts["dtype"]) == (str(tmp_path / name), "float32")
+        assert 0 <= facts["max_output_change"] <= 1e-5
         found.append(load_file(tmp_path / name / "model.safetensors"))
     a, copy, other = found
     assert all(float((copy[n] - a[n]).norm()) <= 1e-4 * float(a[n].norm()) for n in a)
     assert any(float((other[n] - a[n]).norm()) > 0.1 * float(a[n].norm()) for n in a)
     assert run(["canonical", str(models / "a"), "-o", str(tmp_path / "a")]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+def test_a_point_that_is_not_unique_is_reported(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["canonical", str(models / "a"), "-o", str(tmp_path / "sure"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["unique"] is True
+    assert facts["doubts"] == []
+    config = ModelConfig.preset("llama", **SIZES, n_layers=2)
+    idle = Transformer(config, seed=0)
+    idle.blocks[1].attn.o.weight.data.zero_()
+    idle.save(tmp_path / "idle")
+    assert run(["canonical", str(tmp_path / "idle"), "-o", str(tmp_path / "point"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["unique"] is False
+    assert "heads1" in [doubt["space"] for doubt in facts["doubts"]]
+    assert run(["canonical", str(tmp_path / "idle"), "-o", str(tmp_path / "again")]) == 0
+    words = capsys.readouterr().out
+    assert "not unique" in words
+    assert "heads1: " in words
+
+
+def test_a_fingerprint_that_rounding_may_change_is_undecided(
+    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, other = str(models / "a"), str(models / "other")
+    assert run(["fingerprint", a, "--compare", other, "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["equal"], facts["entries_uncertain"], facts["doubts"]) == (False, 0, [])
+    monkeypatch.setattr("isobasin.compare.fingerprint.entry_errors", lambda weights: (1e3,) * COUNT)
+    assert run(["fingerprint", a, "--compare", other, "--json"]) == 3
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["equal"] is None
+    assert facts["doubts"][0].keys() == {"space", "reason", "uncertainty"}
+    assert run(["fingerprint", a, "--compare", other]) == 3
+    assert "undecided: " in capsys.readouterr().out
 
 
 def test_fingerprints_compare_with_strings_files_and_models(

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 import isobasin as ib
 from isobasin.cli import run
-from isobasin.compare.outputs import Runner
-from isobasin.runtime import module_of, random_inputs
+from isobasin.runtime import Runner, module_of, random_inputs
 
 pytestmark = pytest.mark.hf
 
@@ -101,7 +100,7 @@ def test_a_streamed_model_gives_the_same_outputs_and_holds_nothing(name: str, mo
     weights = tiny_model(name)
     inputs = random_inputs(weights, n=3)
     held = Runner(weights).run(inputs)
-    monkeypatch.setattr("isobasin.compare.outputs.MAX_LOADED_PARAMETERS", 0)
+    monkeypatch.setattr("isobasin.runtime.MAX_LOADED_PARAMETERS", 0)
     streamed = Runner(weights)
     assert streamed.streamed
     assert all(torch.allclose(x, y, atol=1e-5, rtol=1e-5) for x, y in zip(held, streamed.run(inputs), strict=True))

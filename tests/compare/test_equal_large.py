@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ib.Weights, ib.Wei
 
 @pytest.fixture(autouse=True)
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isobasin.compare.outputs.MAX_LOADED_PARAMETERS", 0)
+    monkeypatch.setattr("isobasin.runtime.MAX_LOADED_PARAMETERS", 0)
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_unrelated_models_are_distinguished_by_their_outputs(
 
 
 @pytest.mark.parametrize(
-    ("limit", "value"), [("outputs.MAX_LOADED_PARAMETERS", 10**6), ("equivalence.CERTAIN_THRESHOLD", float("inf"))]
+    ("limit", "value"),
+    [("runtime.MAX_LOADED_PARAMETERS", 10**6), ("compare.equivalence.CERTAIN_THRESHOLD", float("inf"))],
 )
 def test_unrelated_models_that_can_be_loaded_or_are_not_certain_are_aligned(
     limit: str,
@@ -84,7 +85,7 @@ def test_unrelated_models_that_can_be_loaded_or_are_not_certain_are_aligned(
     sweeps: list[Elements],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"isobasin.compare.{limit}", value)
+    monkeypatch.setattr(f"isobasin.{limit}", value)
     found = ib.equivalent(*models)
     assert found.answer == "different"
     assert sweeps

@@ -279,3 +279,95 @@ def test_an_element_that_float32_left_unfinished_is_refined() -> None:
     fine = refine_transform(a, b, rough, torch.device("cpu"))
     far = [max(float((t.apply(b)[n] - a[n]).norm() / a[n].norm()) for n in a) for t in (rough, fine)]
     assert far[1] < 3e-7 < 5e-6 < far[0]
+
+
+# -- configs that differ ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value"),
+    [
+        ("llama-classifier", "pad_token_id", 5),
+        ("gpt2-classifier", "pad_token_id", None),
+        ("llama-gqa", "is_causal", False),
+        ("bert-masked-lm-tied", "is_causal", True),
+        ("bert-masked-lm-tied", "is_decoder", True),
+        ("vit-bare", "pooler_act", "relu"),
+        ("gpt_neox-quarter-rotary", "head_dim", 4),
+    ],
+)
+def test_the_same_weights_with_another_config_are_different(case: str, key: str, value: object) -> None:
+    a = tiny_model(case)
+    b = replace_config(a, {key: value})
+    found = ib.equivalent(a, b)
+    assert found.answer == "different", found
+    assert found.witness is not None
+    assert not ib.fingerprint(a).matches(ib.fingerprint(b))
+
+
+@pytest.mark.parametrize(
+    ("case", "keys"),
+    [
+        ("llama-gqa", {"pad_token_id": 7, "attention_dropout": 0.5, "use_cache": False, "another_program": {"v": 1}}),
+        ("llama-gqa", {"return_dict": False, "output_attentions": True, "output_hidden_states": True}),
+        ("bert-masked-lm-tied", {"return_dict": False, "chunk_size_feed_forward": 3, "hidden_dropout_prob": 0.9}),
+        ("qwen2-gqa", {"sliding_window": 3, "max_window_layers": 0}),
+        ("llama-gqa", {"partial_rotary_factor": 0.5}),
+    ],
+)
+def test_keys_that_change_no_output_do_not_count(case: str, keys: dict[str, object]) -> None:
+    a = tiny_model(case)
+    b = replace_config(a, keys)
+    found = ib.equivalent(a, b)
+    assert found.answer == "same", found
+    assert ib.fingerprint(a).matches(ib.fingerprint(b))
+
+
+def test_models_with_and_without_a_pooler_have_different_outputs() -> None:
+    with pytest.raises(ib.IsobasinError, match=r"pooler: A has one, B has none; only models that map the same inputs"):
+        ib.equivalent(tiny_model("bert-bare"), tiny_model("bert-bare-no-pooler"))
+
+
+# -- configs by which transformers loads something else ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "keys", "message"),
+    [
+        ("llama-gqa", {"transformers_weights": "other.safetensors"}, "transformers_weights is other.safetensors"),
+        ("llama-gqa", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
+        ("vit-classifier", {"qkv_bias": False}, "qkv_bias false, so transformers ignores this bias"),
+        ("gpt_neox-half-rotary", {"attention_bias": False}, "attention_bias false, so transformers ignores this bias"),
+        ("llama-biases", {"attention_bias": False}, "attention_bias false, so transformers ignores this bias"),
+        ("gpt2-lm-tied", {"num_attention_heads": 1}, "num_attention_heads, another name of it, is 1"),
+    ],
+)
+def test_a_config_by_which_transformers_loads_something_else_is_refused(
+    case: str, keys: dict[str, object], message: str
+) -> None:
+    weights = tiny_model(case)
+    with pytest.raises(IsobasinError, match=message):
+        replace_config(weights, keys)
+
+
+def test_yarn_without_a_factor_depends_on_the_longest_sequence() -> None:
+    weights = tiny_model("llama-rope-yarn")
+    table = weights.config["rope_parameters"] | {"factor": None, "original_max_position_embeddings": 16}
+    a, b = (replace_config(weights, {"rope_parameters": table, "max_position_embeddings": n}) for n in (64, 640))
+    assert ib.equivalent(a, b).answer == "different"
+    assert not ib.fingerprint(a).matches(ib.fingerprint(b))
+
+
+@pytest.mark.parametrize(
+    ("case", "keys"), [("llama-gqa", {"hidden_act": "swish"}), ("vit-classifier", {"patch_size": [2, 2]})]
+)
+def test_two_spellings_of_one_value_are_the_same(case: str, keys: dict[str, object]) -> None:
+    a, b = tiny_model(case), replace_config(tiny_model(case), keys)
+    assert ib.equivalent(a, b).answer == "same"
+    assert ib.fingerprint(a).matches(ib.fingerprint(b))
+
+
+def replace_config(weights: ib.Weights, keys: dict[str, object]) -> ib.Weights:
+    """The same tensors, described by another config."""
+    tensors = {disk: weights[name] for name, disk in weights.names.on_disk.items()}
+    return ib.load(tensors, {**weights.config, **keys})

@@ -4,11 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled, tiny_model
+from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled, stored, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isobasin.compare.fingerprint import COUNT, QUANTUM, Fingerprint, fingerprint, invariants
+from isobasin.compare.fingerprint import (
+    COUNT,
+    QUANTUM,
+    Fingerprint,
+    compare_fingerprints,
+    doubts,
+    entry_errors,
+    fingerprint,
+    invariants,
+)
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Matrix
 from isobasin.model import ModelConfig
@@ -99,6 +108,44 @@ def test_swapped_heads_are_seen_where_each_has_a_slope(positions: str, same: boo
 
 def _swapped(tensor: torch.Tensor, order: torch.Tensor, *, axis: int) -> torch.Tensor:
     return tensor.unflatten(axis, (4, -1)).index_select(axis, order).flatten(axis, axis + 1)
+
+
+def test_the_constant_of_a_head_without_a_bias_does_not_change_with_the_sign_of_the_stream() -> None:
+    weights = small(norm="layer", positions="learned", feed_forward="gelu", post_norm=True, norm_eps=1e-3)
+    mine = invariants(weights)
+    for seed in range(4):  # half of the copies have the other sign
+        assert float((invariants(scrambled(weights, seed)) - mine).abs().max()) < 1e-9
+    along_ones = weights["head.weight"] + torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None] / 2
+    assert not fingerprint(weights).matches(fingerprint(held(weights, {"head.weight": along_ones})))
+
+
+def test_layers_that_write_nothing_but_rounding_count_as_zero() -> None:
+    weights = small(norm="layer", positions="none", feed_forward="gelu", bias=True)
+    empty = {f"blocks.0.attn.{x}.weight": torch.zeros_like(weights[f"blocks.0.attn.{x}.weight"]) for x in "qkv"}
+    nothing = held(weights, empty)
+    rounding = held(weights, {n: t + 1e-18 * torch.randn_like(t) for n, t in empty.items()})
+    assert float((invariants(rounding) - invariants(nothing)).abs().max()) < 1e-9
+    assert not fingerprint(nothing).matches(fingerprint(weights))
+
+
+def test_entries_that_rounding_may_change_are_undecided() -> None:
+    mine = fingerprint(small())
+    apart = replace(mine, entries=(mine.entries[0] + 3, *mine.entries[1:]))
+    safe, unsafe = [0.9] * COUNT, [1.1] + [0.9] * (COUNT - 1)
+    assert compare_fingerprints(mine, mine, safe).equal is True
+    assert compare_fingerprints(mine, apart, safe).equal is False
+    assert compare_fingerprints(mine, apart, unsafe).equal is None
+    further = replace(mine, entries=(mine.entries[0] + 9, *mine.entries[1:]))
+    assert compare_fingerprints(mine, further, unsafe).equal is False
+    assert [doubt.space for doubt in doubts(unsafe)] == ["ends"]
+    assert not doubts(safe)
+
+
+def test_the_errors_of_entries_grow_with_the_rounding_of_the_file() -> None:
+    weights = small()
+    exact, rounded = entry_errors(weights), entry_errors(stored(weights, torch.bfloat16))
+    assert max(exact) < 1e-9
+    assert 1e-3 < max(rounded) < 1
 
 
 def test_layers_that_change_places_are_seen() -> None:

@@ -15,7 +15,7 @@ from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.learn.data import GeneratedText, generate
 from isobasin.learn.trainer import seeded_generator
-from isobasin.runtime import change, module_of, outputs, random_inputs
+from isobasin.runtime import module_of, output_difference, outputs, random_inputs
 from isobasin.tasks import IGNORED
 from isobasin.weights import Weights
 
@@ -115,8 +115,8 @@ def test_the_command_line_learns_without_data(tmp_path: Path, capsys: pytest.Cap
     one, two = (ib.load(tmp_path / name) for name in ("one", "two"))
     assert subjects.same_bits(one, two)
     inputs = random_inputs(b)
-    assert change(outputs(b, inputs), outputs(one, inputs)) <= 2e-5
-    assert change(outputs(b, inputs), outputs(a, inputs)) > 1e-2
+    assert output_difference(outputs(b, inputs), outputs(one, inputs)) <= 2e-5
+    assert output_difference(outputs(b, inputs), outputs(a, inputs)) > 1e-2
     assert not subjects.same_bits(one, b)
     assert subjects.same_bits(ib.load(tmp_path / "a"), a)
     assert run([*words, str(tmp_path / "x"), "--start", "activations"]) == 2

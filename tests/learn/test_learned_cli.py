@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import isobasin as ib
+from isobasin.cli import run
 from isobasin.cli.align import AlignSetup, learning_facts, learning_lines, learning_step
 from isobasin.cli.options import DataOptions, LearnOptions, LearnSetup, MatchOptions
 from isobasin.cli.output import progress
@@ -68,6 +69,18 @@ def test_facts_are_strict_and_the_record_goes_when_the_result_is_written(
     assert lines[0] == f"learned from  {subject.data}"
     assert lines[1].startswith("held-out barrier  naive ")
     assert learning_lines(facts | {"decided_by": "other"})[0] == f"learned from  {subject.data}, decided by other"
+
+
+def test_the_output_may_be_the_current_folder(
+    subject: path_subjects.Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place" / "out"
+    place.mkdir(parents=True)
+    monkeypatch.chdir(place)
+    words = ["align", str(subject.b), "--to", str(subject.a), "--matcher", "learned", "--data", str(subject.data)]
+    assert run([*words, "--scope", "all-attention", "--steps", "1", "--seq-len", "6", "-o", ".", "--quiet"]) == 0
+    assert "config.json" in [path.name for path in place.iterdir()]
+    assert [path.name for path in place.parent.iterdir()] == ["out"]
 
 
 def test_a_result_that_was_not_written_leaves_the_record(

@@ -12,7 +12,7 @@ from isobasin.data import shipped
 from isobasin.demo import MODEL
 from isobasin.learn.matching import LearnedMatching
 from isobasin.path.evaluation import evaluate_path
-from isobasin.runtime import change, outputs, random_inputs
+from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.study import shifted, train
 from isobasin.study.trainer import TrainingRecipe
 from isobasin.tasks import Batch, Task, open_task, read_images, scaled
@@ -62,5 +62,5 @@ def test_two_seeds_meet() -> None:
         assert barrier["learned"] < barrier["weights"]
     inputs = random_inputs(b)
     for end in ("weights", "learned"):
-        assert change(outputs(b, inputs), outputs(moved[end], inputs)) <= 1e-5 * CONFIG.n_layers
-    assert change(outputs(b, inputs), outputs(a, inputs)) > 1e-2, "the two are not one function"
+        assert output_difference(outputs(b, inputs), outputs(moved[end], inputs)) <= 1e-5 * CONFIG.n_layers
+    assert output_difference(outputs(b, inputs), outputs(a, inputs)) > 1e-2, "the two are not one function"

@@ -15,7 +15,7 @@ from isobasin.learn.data import split_held_out
 from isobasin.learn.matching import LearnedMatching
 from isobasin.learn.trainer import learn
 from isobasin.path.evaluation import evaluate_path
-from isobasin.runtime import change, outputs, random_inputs
+from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.symmetries import SCOPES
 from isobasin.symmetries.transform import Transform
 from isobasin.tasks import open_task
@@ -24,7 +24,7 @@ from isobasin.weights import Weights
 
 def moved_by(found: ib.Alignment, b: Weights) -> float:
     inputs = random_inputs(b)
-    return change(outputs(b, inputs), outputs(found.transform.apply(b), inputs))
+    return output_difference(outputs(b, inputs), outputs(found.transform.apply(b), inputs))
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -208,4 +208,7 @@ def test_a_hugging_face_folder(case: str, kind: str, tmp_path: Path, monkeypatch
     assert moved_by(found, b) <= 1e-5 * b.arch.sizes.n_layers
     found.transform.apply(b).save(tmp_path / "out")
     inputs = random_inputs(b)
-    assert change(outputs(b, inputs), outputs(ib.load(tmp_path / "out"), inputs)) <= 1e-5 * b.arch.sizes.n_layers
+    assert (
+        output_difference(outputs(b, inputs), outputs(ib.load(tmp_path / "out"), inputs))
+        <= 1e-5 * b.arch.sizes.n_layers
+    )

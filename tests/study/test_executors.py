@@ -232,3 +232,31 @@ def test_workers_die_with_a_killed_parent_and_the_next_run_goes_on(tmp_path: Pat
     quick = fake_work.job("add", number=1)
     story = events([fake_work.job("add", quick, number=2)], tmp_path)
     assert story.lines == [("cached", "1"), ("started", "2"), ("done", "2")]
+
+
+UNGUARDED = """
+import sys
+sys.path += {paths!r}
+from pathlib import Path
+import fake_work
+from isobasin.study.executors import LocalPool, execute
+from isobasin.study.plan import Context
+from isobasin.study.store import Store
+
+root = Path({root!r})
+store = Store(root / "study")
+store.root.mkdir(exist_ok=True)
+pool = LocalPool(store, Context(data=root, device="cpu", scratch=root / "scratch"), size=1, devices=["cpu"])
+execute([fake_work.job("add", number=1)], store, pool, lambda event, job, why: print(event, why))
+pool.close()
+print("end", __name__, bool(__file__))
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
+    """Workers do not import the script: it would start the study again, and multiprocessing refuses that."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(paths=[str(Path(__file__).parent)], root=str(tmp_path)))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["started ", "done ", "end __main__ True"]

@@ -89,6 +89,23 @@ def test_dropped_weights_leave_the_numbers_and_can_come_back(tmp_path: Path) -> 
     assert (store.folder(JOB) / "model/weights").read_text() == "2"
 
 
+def test_dropping_weights_is_one_step_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it deletes a model, a study must not take the rest of the model for a whole one."""
+    store = Store(tmp_path)
+    filled(store)
+
+    def killed(path: Path, **options: object) -> None:
+        raise KeyboardInterrupt("killed")
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt, match="killed"):
+        store.drop_weights(JOB)
+    monkeypatch.undo()
+    assert not store.is_complete(JOB)
+    assert not (store.folder(JOB) / "model").exists()
+    assert store.is_done(JOB)
+
+
 def test_failures_are_kept_until_they_are_forgotten(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.failure(JOB) is None

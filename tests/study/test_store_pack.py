@@ -43,6 +43,15 @@ def test_a_packed_study_gives_its_folder_back(tmp_path: Path, capsys: pytest.Cap
     assert contents(tmp_path / "again") == before
 
 
+def test_packing_replaces_packed_studies_only(tmp_path: Path) -> None:
+    folder = full_study(tmp_path / "paper")
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(IsobasinError, match="notes: already there, and no packed study; choose another name with -o"):
+        pack(folder, tmp_path / "notes")
+    assert (tmp_path / "notes").read_text() == "mine"
+    assert pack(folder) == pack(folder)
+
+
 def test_a_folder_is_read_in_place_of_a_packed_study_of_its_name(tmp_path: Path) -> None:
     full_study(tmp_path / "paper")
     n_cells = len(read_study(tmp_path).cells)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from isobasin.cli import run
+from isobasin.files import AtomicOutput
 from isobasin.study.store import read_json
 
 FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"
@@ -252,6 +254,27 @@ def test_an_interrupt_is_exit_code_130_and_leaves_what_is_done(tmp_path: Path) -
     assert main.returncode == 130
     assert err.splitlines()[-1].startswith("isobasin: interrupted")
     assert [path.name.partition("-")[0] for path in (out / "done").glob("[!.]*")] == ["pretrain"]
+
+
+def test_what_killed_runs_left_is_gone_after_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at its first file, a run leaves no study.json; later, scratch folders of finished jobs."""
+    grid, out = written(tmp_path, TINY), tmp_path / "out"
+    monkeypatch.setattr("isobasin.study.run.execute", lambda *_, **__: None)
+    out.mkdir()
+    with AtomicOutput(out / "study.json") as unfinished:
+        left = tmp_path / unfinished.new.parent.name
+        shutil.copytree(unfinished.new.parent, left)
+    left.rename(out / left.name)
+    assert run(["study", "run", str(grid), "-o", str(out), "--quiet"]) == 0
+    assert not (out / left.name).exists()
+    jobs = set(re.findall(r"(?:pretrain|finetune)-\w+", (out / "study.json").read_text()))
+    for name in jobs:
+        (out / "scratch" / name).mkdir(parents=True)
+    monkeypatch.setattr("isobasin.study.store.Store.is_complete", lambda store, job: job.kind == "pretrain")
+    assert run(["study", "run", str(grid), "-o", str(out), "--quiet"]) == 0
+    unfinished_jobs = {name for name in jobs if name.startswith("finetune")}
+    assert {path.name for path in (out / "scratch").iterdir()} == unfinished_jobs
+    assert 0 < len(unfinished_jobs) < len(jobs)
 
 
 def test_what_a_killed_worker_left_half_written_is_gone_after_the_run(

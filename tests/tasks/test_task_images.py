@@ -95,7 +95,7 @@ def broken_idx(folder: Path, change: str) -> None:
         ("not idx", r"starts with b'text'; expected an IDX file"),
         ("short", r"179 bytes or more, its head says 180"),
         ("long", r"181 bytes or more, its head says 180"),
-        ("huge", r"its head is damaged"),
+        ("huge", r"which it does not hold"),
         ("empty", r"expected an IDX file"),
         ("not gzipped", r"gz: can not be read \(Not a gzipped file"),
     ],

@@ -18,7 +18,7 @@ from isobasin.alignment.heads import HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import Alignment
 from isobasin.alignment.verification import Evaluation, combined, evaluate_transform, unmoved
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, VerificationError
 from isobasin.groups import Element
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform
@@ -77,12 +77,19 @@ def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], opt
         transform = with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device)
         return evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)
     best: Evaluation | None = None
+    refused: VerificationError | None = None
     for transform in candidates(problem, elements):
-        found = evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)
+        try:
+            found = evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)
+        except VerificationError as error:  # A's gains may be too small to divide by; B can keep its own
+            refused = error
+            continue
         best = found if best is None or found.totals[1] < best.totals[1] else best
         if best.closer and problem.moves_stream and _rotates(problem, transform):
             break
-    assert best is not None
+    if best is None:
+        assert refused is not None
+        raise refused
     return best if best.closer else unmoved(best, problem)
 
 

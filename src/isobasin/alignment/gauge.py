@@ -8,13 +8,16 @@ from torch import Tensor
 from isobasin.groups import Element
 from isobasin.groups.monomial import best_scales
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.coordinate import Coordinate, Stage
+from isobasin.symmetries.coordinate import SMALL, Coordinate, Stage, negligible
+from isobasin.symmetries.hidden_coordinates import HiddenColumns
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.normal_form import unit_rows
 from isobasin.symmetries.symmetry import Symmetry
 from isobasin.symmetries.transform import Transform, Value
 from isobasin.views import AsFloat64, Tensors, View, chain
 from isobasin.weights import Weights
+
+SMALLEST_SHARE = 1e-3  # of a shift behind gains of zero that may hold a constant: columns there grow by its inverse
 
 
 def with_reference_gauge(
@@ -31,7 +34,7 @@ def with_reference_gauge(
     Where `fold_norms`, gains and shifts stay folded instead of taking A's values.
     """
     reference, moving = AsFloat64(a, device), AsFloat64(b, device)
-    coordinates = [c for c in part.coordinates.values() if c.usable(reference) and c.usable(moving)]
+    coordinates = [c for c in part.coordinates.values() if _is_used(c, reference, moving)]
     view, gauge = _set_coordinates(b, elements, coordinates, reference, moving, fold_norms)
     scaled = [name for name in elements if b.arch.spaces[name].scales]
     if scaled:
@@ -54,6 +57,7 @@ def _set_coordinates(
         norms = {c: c.canonical(value) for c, value in norms.items()}
     flat = View(moving, chain(*(c.set(c.canonical(value)) for c, value in norms.items())))
     view: Tensors = View(flat, Action(b.arch, elements).changes())
+    norms = {c: _without_small_gains(c, value, view, reference) for c, value in norms.items()}
     gauge: dict[str, Value] = {}
     for stage in Stage:
         chosen = [c for c in coordinates if c.stage == stage]
@@ -67,9 +71,41 @@ def _set_coordinates(
     return view, gauge
 
 
+def _is_used(c: Coordinate, reference: Tensors, moving: Tensors) -> bool:
+    """Free in both models; columns behind a zero gain of one of them take A's values, or come back in the inverse."""
+    if isinstance(c, HiddenColumns):
+        return c.usable(reference) or c.usable(moving)
+    return c.usable(reference) and c.usable(moving)
+
+
 def _gain_and_shift(c: NormCoordinate, moving: Tensors, reference: Tensors) -> Tensor:
-    """A's gain, and its shift unless one of the two models has one that its readers can not take up."""
-    return c.read(reference)[: len(c.read(moving))]
+    """A's gain, and its shift unless one of the two models has one that its readers can not take up.
+
+    B's shift behind a gain of zero can not move with the gain alone: where A's readers can not take it up, it stays
+    folded.
+    """
+    mine, other = c.read(moving), c.read(reference)
+    if c.lacks_bias and _hidden_share(c, reference) < SMALLEST_SHARE:
+        other = other[:1]
+    if len(other) < len(mine) and bool(negligible(moving[c.norm.gain]).any()):
+        return c.canonical(mine)
+    return other[: len(mine)]
+
+
+def _without_small_gains(c: NormCoordinate, value: Tensor, folded: Tensors, reference: Tensors) -> Tensor:
+    """One instead of a small gain, where dividing by it would let a column of B grow beyond measure and beyond A's."""
+    small = value[0].abs() <= SMALL * value[0].abs().max()
+    if not c.gain or not bool((small & ~negligible(value[0])).any()):
+        return value
+    limit = torch.maximum(value[0].abs() / (SMALL * value[0].abs().max()), c.seen(reference) / SMALL)
+    gain = torch.where(~negligible(value[0]) & small & (c.seen(folded) > limit), 1.0, value[0])
+    return torch.stack([gain, *value[1:]])
+
+
+def _hidden_share(c: NormCoordinate, tensors: Tensors) -> float:
+    """The share of the shift that lies behind gains of zero; one where there are none."""
+    hidden, shift = negligible(tensors[c.norm.gain]), tensors[c.norm.shift]
+    return float((shift * hidden).norm() / shift.norm().clamp_min(1e-300)) if bool(hidden.any()) else 1.0
 
 
 def _rescaled(name: str, g: Element, view: Tensors, reference: Tensors, b: Weights) -> Element:

@@ -8,7 +8,6 @@ While the stream is held, blocks do not depend on each other.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,37 +40,21 @@ def check_comparable(a: Weights, b: Weights) -> None:
     for key, value in sizes_a.items():
         if value != sizes_b[key]:
             _refuse(key, value, sizes_b[key])
-    rotary = any(heads.rotary for heads in a.arch.heads())
-    if rotary and rotary_settings(a.config) != rotary_settings(b.config):
-        _refuse("rotary positions", rotary_settings(a.config), rotary_settings(b.config))
+    if a.arch.rotary != b.arch.rotary and any(heads.rotary for heads in a.arch.heads()):
+        _refuse("rotary positions", a.arch.rotary, b.arch.rotary)
     for name in a.arch.spaces:
         if a.arch.spaces[name] != b.arch.spaces.get(name):
             _refuse(f"space {name}", a.arch.spaces[name], b.arch.spaces.get(name))
     for name in sorted(_weights(a) | _weights(b)):
         if a.arch.shapes.get(name) != b.arch.shapes.get(name):
             _refuse(f"tensor {name}", a.arch.shapes.get(name, "absent"), b.arch.shapes.get(name, "absent"))
-    for key, default in a.family.settings.items():
-        if a.config.get(key, default) != b.config.get(key, default):
-            _refuse(f"config.json: {key}", a.config.get(key, default), b.config.get(key, default))
+    for key, value in a.settings.items():
+        if value != b.settings.get(key):
+            _refuse(f"config.json: {key}", value, b.settings.get(key))
 
 
 def _weights(model: Weights) -> set[str]:
     return {name for name, pattern in model.arch.tensors.items() if not pattern.buffer}
-
-
-def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Base, type and scaling of rotary positions, whichever way a config.json spells them.
-
-    How many columns rotate is a size of the heads, and compared there.
-    """
-    table: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        table |= config.get(key) or {}
-    bases = (table.get("rope_theta"), config.get("rope_theta"), config.get("rotary_emb_base"))
-    base = next((value for value in bases if value is not None), 10000.0)
-    kind = table.get("rope_type", table.get("type", "default"))
-    rest = {k: v for k, v in table.items() if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")}
-    return {"base": float(base), "type": kind, **rest}
 
 
 def _refuse(what: str, a: object, b: object) -> None:

@@ -289,7 +289,7 @@ def require_unchanged(layer: int, change: float) -> None:
 def _normalised(z: Tensor, norm: Norm) -> Float[Tensor, "t d"]:
     if norm.kind == "layer":
         z = z - z.mean(-1, keepdim=True)
-    return z / z.square().mean(-1, keepdim=True).sqrt()
+    return z / z.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)  # of width 1, a LayerNorm leaves zeros
 
 
 def _read(arch: Architecture, tensors: Tensors, norm: Norm, z: Tensor) -> Float[Tensor, "t d"]:

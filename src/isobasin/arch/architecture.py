@@ -187,6 +187,7 @@ class Architecture:
     sums: tuple[Sum, ...] = ()
     biases: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    rotary: Mapping[str, Any] = field(default_factory=dict)  # base, type and scaling of rotary positions
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a bound one
 
     # -- looking things up ---------------------------------------------------------------------------------
@@ -378,6 +379,7 @@ def build(
     sums: tuple[Sum, ...] = (),
     biases: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
+    rotary: Mapping[str, Any] | None = None,
 ) -> Architecture:
     """Put an architecture together from a family's strings, and check that it makes sense.
 
@@ -405,9 +407,8 @@ def build(
         patterns[norm.gain] = parse(f"|{norm.space}|")
         if norm.kind == "layer":
             patterns[norm.shift] = parse(f"?{norm.space}")
-    arch = Architecture(
-        family, positions, sizes, every, parsed, patterns, sums, dict(biases or {}), dict(aliases or {})
-    )
+    extras = (dict(each or {}) for each in (biases, aliases, rotary))
+    arch = Architecture(family, positions, sizes, every, parsed, patterns, sums, *extras)
     _validate(arch, heads)
     return arch
 

@@ -2,9 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from isobasin.errors import ArchitectureError
+
+# What transformers reads of a table of rotary positions, by its type; of an unknown type, everything counts.
+_PRETRAINED_LENGTH, _LONGEST = "original_max_position_embeddings", "max_position_embeddings"
+_ROTARY_KEYS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", _LONGEST),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _PRETRAINED_LENGTH),
+    "yarn": (
+        *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        _PRETRAINED_LENGTH,
+    ),
+    "longrope": ("factor", "attention_factor", "short_factor", "long_factor", _PRETRAINED_LENGTH, _LONGEST),
+}
 
 
 @dataclass(frozen=True)
@@ -39,13 +54,48 @@ class Fields:
             raise ArchitectureError(f"config.json: {key} is {value!r}, expected one of {', '.join((default, *others))}")
         return value
 
-    def fraction(self, key: str, default: float) -> float:
-        """A number in (0, 1]; rotary fractions also sit inside `rope_parameters` or `rope_scaling`."""
-        tables = (self.config, self.table("rope_parameters"), self.table("rope_scaling"))
-        value = next((t[key] for t in tables if t.get(key) is not None), default)
+    @property
+    def _rotary_table(self) -> Mapping[str, Any]:
+        """`rope_scaling`, the older name, wins over `rope_parameters` where both are given, as in transformers."""
+        parameters, scaling = self.table("rope_parameters"), self.table("rope_scaling")
+        return scaling or parameters
+
+    def rotary(self, base_key: str = "rope_theta") -> dict[str, Any]:
+        """Base, type and scaling of rotary positions: whatever transformers reads of them, and nothing it ignores.
+
+        A value inside the table wins over one beside it; `base_key` is where a base stands beside the table.
+        """
+        table = self._rotary_table
+        base = next((v for v in (table.get("rope_theta"), self.config.get(base_key)) if v is not None), 10000.0)
+        if not isinstance(base, int | float) or isinstance(base, bool) or base <= 0:
+            raise ArchitectureError(f"config.json: {base_key} is {base!r}, expected a positive number")
+        kind = table.get("rope_type", table.get("type", "default"))
+        beside, pretrained = {_LONGEST: self.config.get(_LONGEST)}, self.config.get(_PRETRAINED_LENGTH)
+        if kind in ("llama3", "yarn", "longrope"):
+            lengths = (pretrained, table.get(_PRETRAINED_LENGTH), beside[_LONGEST])
+            beside[_PRETRAINED_LENGTH] = next((length for length in lengths if length is not None), None)
+        values = {**table, **beside}
+        read = _ROTARY_KEYS.get(kind) if isinstance(kind, str) else None
+        keys = set(values) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"} if read is None else read
+        if kind == "yarn" and values.get("factor") is None:  # it is then the ratio of the two lengths
+            keys = {*keys, _LONGEST}
+        return {"base": float(base), "type": kind} | {k: values[k] for k in keys if values.get(k) is not None}
+
+    def rotary_columns(self, d_head: int, key: str, default: float) -> int:
+        """How many columns of a head rotate: a fraction, from the table or beside it, rounded up to pairs.
+
+        transformers takes the size of a head from `head_dim` here, where a config has it.
+        """
+        found = (self._rotary_table.get("partial_rotary_factor"), self.config.get(key))
+        value = next((v for v in found if v is not None), default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
             raise ArchitectureError(f"config.json: {key} is {value!r}, expected a fraction in (0, 1]")
-        return float(value)
+        columns = 2 * ceil(int(self.size("head_dim", d_head) * value) / 2)
+        if columns > d_head:
+            raise ArchitectureError(
+                f"config.json: head_dim and {key} make {columns} rotary columns in heads of {d_head}; correct head_dim"
+            )
+        return columns
 
     def table(self, key: str) -> Mapping[str, Any]:
         value = self._get(key, {})

@@ -4,11 +4,45 @@ A file under `arch/families` describes one group of relatives: a function from a
 a `Family` for each `model_type` that it covers. Nothing else in the package names a family.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
+from isobasin.arch.config import Fields
+
+# Keys that change no output of a model in evaluation mode: what it is called, how it is trained and run, how text is
+# generated. A test compares this list with what transformers does.
+NEUTRAL_KEYS = frozenset(
+    {
+        *("_name_or_path", "name_or_path", "architectures", "auto_map", "model_type", "dtype", "torch_dtype"),
+        *("transformers_version", "isobasin_version", "tokenizer_class", "language", "finetuning_task"),
+        *("_attn_implementation", "attn_implementation", "_experts_implementation", "experts_implementation"),
+        *("use_cache", "output_attentions", "output_cross_attentions", "output_hidden_states", "output_scores"),
+        *("return_dict", "return_dict_in_generate", "torchscript", "chunk_size_feed_forward", "pretraining_tp"),
+        *("gradient_checkpointing", "initializer_range", "initializer_factor", "problem_type", "task_specific_params"),
+        *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "hidden_dropout_prob"),
+        *("attention_probs_dropout_prob", "classifier_dropout", "summary_first_dropout", "dropout"),
+        *("id2label", "label2id", "num_labels", "_num_labels", "tie_word_embeddings", "tie_encoder_decoder"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id"),
+        *("unk_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"),
+        *("suppress_tokens", "begin_suppress_tokens", "max_length", "min_length", "do_sample", "early_stopping"),
+        *("num_beams", "num_beam_groups", "num_return_sequences", "diversity_penalty", "repetition_penalty"),
+        *("length_penalty", "exponential_decay_length_penalty", "temperature", "top_k", "top_p", "typical_p"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "remove_invalid_values", "prefix"),
+        *("is_encoder_decoder", "cross_attention_hidden_size", "pruned_heads", "use_bfloat16", "tf_legacy_loss"),
+        *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "n_ctx"),
+        *("vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy"),
+    }
+)
+
+# Keys that change which tensors there are, or their shapes, and nothing else: the tensors themselves are compared.
+SHAPE_KEYS = frozenset({"attention_bias", "mlp_bias", "qkv_bias", "pooler_output_size", "encoder_stride"})
+
+# Settings of every decoder: a flag that lets it look ahead; and where a classifier reads the class of a text, which is
+# the last token that is no padding.
+CAUSAL: dict[str, Any] = {"is_causal": True}
+LAST_TOKEN: dict[str, dict[str, Any]] = {"ForSequenceClassification": {"pad_token_id": None}}
 
 
 @dataclass(frozen=True)
@@ -24,6 +58,40 @@ class ModelInputs:
     bidirectional: bool = False
 
 
+def _plain(value: Any) -> Any:
+    """One spelling of values that mean the same: a size for a square, the usual name of an activation."""
+    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
+        return value[0]
+    return "silu" if value == "swish" else value
+
+
+class _RecordedConfig(Mapping[str, Any]):
+    """A config that remembers which of its keys were read."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return self._config[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._config)
+
+    def __len__(self) -> int:
+        return len(self._config)
+
+
+@dataclass(frozen=True)
+class BiasFlag:
+    """A config key that says whether there are biases, its default, and a pattern of their names."""
+
+    key: str
+    default: bool
+    biases: str
+
+
 @dataclass(frozen=True)
 class Family:
     """A supported `model_type`.
@@ -32,7 +100,12 @@ class Family:
     * `model_class`: the class of transformers to build where config.json names none; empty for the project's own model.
     * `prefix`: the base prefix of tensor names on disk; `spellings`: other spellings of names, as (pattern, name).
     * `settings`: config keys that change the function without changing a shape, with the default of transformers.
-      Two models are comparable only where they agree.
+      Two models are comparable only where they agree. `rare_settings` are those that few configs hold: a fingerprint
+      names them only where they differ from the default. `head_settings` are read only by classes whose name ends so.
+      `derived_settings` computes values that hang on several keys (None: the default). Rotary positions are part of
+      the architecture. A test derives from transformers that nothing is missing here.
+    * `bias_flags`: keys that switch biases on or off. `aliases`: other names of keys, as transformers has them.
+    * `ignored`: keys that transformers writes into configs of this family and never reads.
     * `optional_pooler`: classes whose config does not say whether they have a pooler.
     * `tied_key`: the config key that ties the head to the embedding.
     * `example`: a title and the sizes of a well-known model, for `isobasin families`.
@@ -44,7 +117,13 @@ class Family:
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    rare_settings: Mapping[str, Any] = field(default_factory=dict)
+    head_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    derived_settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
     inputs: ModelInputs = ModelInputs()
+    bias_flags: tuple[BiasFlag, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     optional_pooler: tuple[str, ...] = ()
     tied_key: str = "tie_word_embeddings"
     example: tuple[str, Mapping[str, Any]] = ("", {})
@@ -53,6 +132,29 @@ class Family:
     def own(self) -> bool:
         """Whether this is the project's own Transformer, which transformers does not know."""
         return not self.model_class
+
+    def settings_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of every setting. A null is a value of its own: `sliding_window: null` means no window."""
+        defaults = dict(self.settings) | self._other_settings(config)
+        found = {key: _plain(config.get(key, default)) for key, default in defaults.items()}
+        return found | dict(self.derived_settings(config))
+
+    def unusual_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Those outside `settings` whose value is not the default."""
+        defaults, found = self._other_settings(config), self.settings_of(config)
+        return {k: v for k, v in found.items() if k not in self.settings and v != defaults.get(k)}
+
+    def known_keys(self, config: Mapping[str, Any]) -> frozenset[str]:
+        """The keys that the description or the settings read, and those that change no output of any model."""
+        recorded = _RecordedConfig(config)
+        self.describe(recorded)
+        self.settings_of(recorded)
+        return frozenset(recorded.read) | NEUTRAL_KEYS | SHAPE_KEYS | frozenset(self.ignored)
+
+    def _other_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        name = Fields(config).architecture or self.model_class
+        heads = [settings for ending, settings in self.head_settings.items() if name.endswith(ending)]
+        return {key: value for settings in (self.rare_settings, *heads) for key, value in settings.items()}
 
     def example_architecture(self) -> Architecture:
         """The architecture of the well-known model."""

@@ -20,6 +20,13 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+# Keys by which transformers loads other weights than those of the folder, or changes them.
+_LOADED_ELSEWHERE = {
+    "transformers_weights": "rename the file that it names to model.safetensors, and remove the key",
+    "quantization_config": "dequantise the model first, and remove the key",
+}
+
+
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family a config.json names by its `model_type`."""
     name = config.get("model_type")
@@ -43,8 +50,10 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     """The architecture of a checkpoint, bound to its tensors, and where they lie."""
     family = family_of(config)
     _check_depth(config, len(shapes))
+    _check_loading(family, config)
     arch = family.describe(config)
     names = resolve(family, arch, shapes)
+    _check_biases(family, config, names.on_disk)
     bound = arch.bind({name: shapes[disk] for name, disk in names.on_disk.items()})
     for copy, target in names.copies.items():
         if shapes[copy] != shapes[names.on_disk[target]]:
@@ -63,6 +72,31 @@ def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:
             raise ArchitectureError(
                 f"config.json: {key} is {found}, but the checkpoint has {n_tensors} tensors, expected several for each "
                 "layer: the config and the weights belong to different models"
+            )
+
+
+def _check_loading(family: Family, config: Mapping[str, Any]) -> None:
+    """Refuse keys by which transformers would load something else than what is read here."""
+    for key, remedy in _LOADED_ELSEWHERE.items():
+        if config.get(key) is not None:
+            raise ArchitectureError(f"config.json: {key} is {config[key]!s:.80}, which transformers obeys: {remedy}")
+    for alias, key in family.aliases.items():
+        if config.get(alias) is not None and config.get(key) is not None and config[alias] != config[key]:
+            raise ArchitectureError(
+                f"config.json: {key} is {config[key]!s:.80} and {alias}, another name of it, is {config[alias]!s:.80}; "
+                "remove one of them"
+            )
+
+
+def _check_biases(family: Family, config: Mapping[str, Any], on_disk: Mapping[str, str]) -> None:
+    """Refuse a stored bias that the config switches off: transformers does not load it."""
+    for flag in family.bias_flags:
+        value = config.get(flag.key)
+        found = [name for name in on_disk if re.search(flag.biases, name)]
+        if found and not (flag.default if value is None else value):
+            raise ArchitectureError(
+                f"{on_disk[found[0]]}: config.json has {flag.key} false, so transformers ignores this bias: remove it, "
+                f"or set {flag.key} to true"
             )
 
 

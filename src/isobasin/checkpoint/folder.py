@@ -4,6 +4,7 @@ The content is untrusted: documents have a bounded size, file names stay inside 
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ _WEIGHTS = (
 )
 # The safetensors library refuses headers over 100 MB; no index or configuration comes near.
 MAX_BYTES = 100_000_000
+MAX_DEPTH = 64  # levels of a JSON document; at about 1,000 Python refuses to walk through it
 # Keys by which a configuration makes transformers run Python code from a repository.
 _CODE_KEYS = frozenset({"auto_map", "custom_pipelines"})
 # Copied without the keys that name code.
@@ -41,6 +43,9 @@ _VERBATIM = frozenset(
         "chat_template.jinja",
     }
 )
+# What the writer adds; .DS_Store is the work of macOS.
+_WRITTEN = frozenset({"config.json", "model.safetensors", "model.safetensors.index.json", "README.md", ".DS_Store"})
+_SHARD = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 _TEXT_SUFFIXES = frozenset({"", ".txt", ".md", ".rst", ".html", ".pdf"})
 
 
@@ -110,11 +115,28 @@ def parse_object(text: bytes, source: str, *, unique: bool = False) -> dict[str,
     """The JSON object in `text`; `unique`: a key that occurs twice is an error."""
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique if unique else None)
+        _check_depth(value)
+        if b"\\ud" in text.lower():  # half a character, which can be escaped in JSON but not written as UTF-8
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{source} is not valid JSON ({error}): re-download it") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{source} holds a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
 def write_object(file: Path, value: dict[str, Any]) -> None:
@@ -162,3 +184,22 @@ def copy_companions(files: list[Path], target: Path) -> None:
 def _is_allowed(name: str) -> bool:
     is_legal = name.upper().startswith(("LICENSE", "NOTICE")) and Path(name).suffix.lower() in _TEXT_SUFFIXES
     return is_legal or name in _CONFIGURATIONS or name in _VERBATIM
+
+
+# -- folders that an output may replace -------------------------------------------------------------------------------
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether the folder holds a configuration and weights, under the names that the writer gives them."""
+    names = {file.name for file in folder.iterdir()}
+    return "config.json" in names and any(name == "model.safetensors" or _SHARD.fullmatch(name) for name in names)
+
+
+def find_unknown(folder: Path) -> list[str]:
+    """What lies in the folder and the writer would not have put there, sorted: other names, folders, links."""
+    return sorted(entry.name for entry in folder.iterdir() if not _is_written(entry))
+
+
+def _is_written(entry: Path) -> bool:
+    known = entry.name in _WRITTEN or _SHARD.fullmatch(entry.name) is not None or _is_allowed(entry.name)
+    return known and entry.is_file() and not entry.is_symlink()

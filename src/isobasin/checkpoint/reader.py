@@ -2,6 +2,7 @@
 
 import math
 import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,7 @@ def _is_zip(file: Path) -> bool:
 
 def _load(file: Path) -> dict[str, torch.Tensor]:
     try:
+        _check_stored(file)
         found = torch.load(str(file), map_location="cpu", weights_only=True, mmap=_is_zip(file))
     except Exception as error:  # a damaged or hostile pickle can raise anything
         raise CheckpointError(
@@ -68,6 +70,18 @@ def _load(file: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{file} holds a {type(found).__name__}, expected a dictionary of tensors")
     size = file.stat().st_size
     return {name: _checked(name, value, file, size) for name, value in found.items()}
+
+
+def _check_stored(file: Path) -> None:
+    """torch stores without compression. A compressed entry could expand to a thousand times the size of the file."""
+    if not _is_zip(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError("it is compressed, expected what torch.save writes")
+    if sum(entry.file_size for entry in entries) > file.stat().st_size:
+        raise ValueError("its entries claim to be larger than the file")
 
 
 def _reason(error: Exception) -> str:

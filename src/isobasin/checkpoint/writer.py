@@ -13,13 +13,21 @@ from typing import Any, Self
 
 import torch
 
-from isobasin.checkpoint.folder import copy_companions, find_companions, without_code, write_object
+from isobasin.checkpoint.folder import (
+    copy_companions,
+    find_companions,
+    find_unknown,
+    is_checkpoint,
+    without_code,
+    write_object,
+)
 from isobasin.checkpoint.header import SAFETENSORS_NAMES, check_finite, encode_header, nbytes
 from isobasin.errors import CheckpointError
-from isobasin.files import AtomicFolder, remove_stale
+from isobasin.files import AtomicOutput, Content, commit_with, recover, remove_obsolete
 
 Tensors = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
+_MAX_SHOWN = 3  # names in a message
 _MARGIN = 16 * 2**20  # bytes for the configuration, the index and the file system itself
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -33,6 +41,7 @@ class CheckpointWriter:
     known from the start, so that memory is bounded by the tensor (or block) that is written.
 
     `companions`: a folder whose tokenizer, licence, ... are copied. `documents`: further text files, by name.
+    `files`: files elsewhere that appear together with the folder, by path; such as the transform that made it.
     `inputs`: folders that the output must not overlap. `force`: replace a checkpoint that exists at `out`.
     """
 
@@ -46,6 +55,7 @@ class CheckpointWriter:
         config: Mapping[str, Any],
         companions: Path | None = None,
         documents: Mapping[str, str] | None = None,
+        files: Mapping[Path, Content] | None = None,
         inputs: Sequence[Path] = (),
         force: bool = False,
         max_shard_size: int | str = "5GB",
@@ -58,23 +68,22 @@ class CheckpointWriter:
         self._shards = plan_shards(self._infos, parse_size(max_shard_size))
         self._places = {name: (s.file, start) for s in self._shards for name, start in s.offsets.items()}
         self.order = tuple(self._places)
-        self._documents = dict(documents or {})
+        self._documents, self._files = dict(documents or {}), dict(files or {})
         self._written = dict.fromkeys(self._infos, 0)  # numbers
         self._unwritten = set(self._infos)
         self._config = without_code(dict(config))
         self._inputs = [*inputs, *([companions] if companions is not None else [])]
         self._force = force
-        self._folder: AtomicFolder | None = None
+        self._folder: AtomicOutput | None = None
         with self._disk_errors():
             self._companions = find_companions(companions) if companions is not None else []
             check_output(self.path, self._inputs, force=force)
 
     def __enter__(self) -> Self:
         with self._disk_errors():
-            remove_stale(self.path)
             check_output(self.path, self._inputs, force=self._force)
             try:
-                self._folder = AtomicFolder(self.path)
+                self._folder = AtomicOutput(self.path, folder=True)
                 self._check_space()
                 self._write_frame(self._folder.new)
             except BaseException:
@@ -156,8 +165,9 @@ class CheckpointWriter:
             raise ValueError(f"{len(names)} tensors were not written, the first {names[0]!r}")
         assert self._folder is not None
         with self._disk_errors():
+            self._folder.flush()
             check_output(self.path, self._inputs, force=self._force)
-            self._folder.commit()
+            commit_with(self._folder, self._files)
 
     def _discard(self) -> None:
         if self._folder is not None:
@@ -192,15 +202,26 @@ def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
         links = (file.resolve() for file in folder.iterdir()) if folder.is_dir() else ()
         if any(path.is_relative_to(out) for path in (resolved, *links)):
             raise CheckpointError(f"input {folder} lies inside the output {out}: choose another folder")
+    recover(out)
+    remove_obsolete(out)
     if not out.exists():
         return
     if not out.is_dir():
         raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
     if any(out.iterdir()) and not force:
         raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
-    if any(out.iterdir()) and not (out / "config.json").is_file():
+    if unknown := find_unknown(out):
         # A typing error (`-o ~ --force`) must not delete a home folder.
-        raise CheckpointError(f"output {out} holds no config.json, so it is no checkpoint: remove it yourself")
+        shown = ", ".join(unknown[:_MAX_SHOWN]) + (f" and {n} more" if (n := len(unknown) - _MAX_SHOWN) > 0 else "")
+        raise CheckpointError(
+            f"output {out} holds {shown}, which no checkpoint of isobasin has, so it is not replaced: "
+            "move or delete that, or choose another folder"
+        )
+    if any(out.iterdir()) and not is_checkpoint(out):
+        raise CheckpointError(
+            f"output {out} holds no config.json with weights, so it is no checkpoint: remove it yourself, or choose "
+            "another folder"
+        )
 
 
 # -- shards ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The command `align`, and the alignment that `path` and `merge` share with it."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,14 @@ from isobasin.cli.options import (
 )
 from isobasin.cli.output import (
     OnProgress,
-    check_transform_path,
+    check_outputs,
     emit,
     measured_cost,
     note,
     progress,
-    saved_transform,
     space_label,
+    transform_files,
+    verified_change,
     write_model,
 )
 from isobasin.errors import IsobasinError
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from isobasin.weights import Weights
 
 MATCHERS = ("weights", "activations", "learned", "reference")
-VERIFY = ("layer", "model", "none")
+VERIFY = ("auto", "layer", "model", "none")
 
 
 @with_options
@@ -55,12 +56,15 @@ def align_command(
     save: SaveOptions,
     match: MatchOptions,
     data: MatchData = None,
-    verify: Annotated[str, typer.Option(help="layer, model (runs the whole model) or none.")] = "layer",
+    verify: Annotated[
+        str,
+        typer.Option(help="auto (every layer, and the model where transformers can run it), layer, model or none."),
+    ] = "auto",
     save_transform: Annotated[Path | None, typer.Option(help="Also save the transform that was found.")] = None,
     untie: Annotated[
         bool, typer.Option("--untie", help="Store a tied head as a tensor of its own: a larger group.")
     ] = False,
-    workers: Annotated[int, typer.Option(help="Processes that share the layers.")] = 1,
+    workers: Annotated[int, typer.Option(max=1024, help="Processes that share the layers.")] = 1,
     learn: LearnOptions,
     reading: DataOptions,
     seed: Seed = 0,
@@ -69,7 +73,6 @@ def align_command(
 ) -> None:
     """Move B next to A without changing what it computes, in A's own gauge."""
     from isobasin.alignment.problem import check_comparable
-    from isobasin.symmetries.check import model_output_change
     from isobasin.weights import load, untied
 
     learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None
@@ -82,26 +85,29 @@ def align_command(
         reference, moving = (untied(model) if untie else model for model in map(load, (to, b)))
         check_comparable(reference, moving)  # before data are read for learning
         folders = [model.path for model in (reference, moving) if model.path]
-        check_output_folder(save, folders)
+        check_outputs(save, folders, save_transform)
         moving.output_dtypes(save.dtype)
-        check_transform_path(save_transform, save, folders)
         quiet = show.silent or not is_first_process()
         with progress(quiet=quiet) as on_progress:
             models = {"A": reference, "B": moving}
             running: dict[str, Any] = {"dtype": save.dtype, "device": place, "verify": verify != "none", "quiet": quiet}
-            found = setup.aligner(models, save.output, until_written, on_progress, **running)(moving, reference)
-        change = found.max_output_change
+            found = setup.aligner(models, save.output.resolve(), until_written, on_progress, **running)(
+                moving, reference
+            )
+        model_change = None
         if learning is None or is_first_process():
-            change = model_output_change(found.transform, moving, seed=seed) if verify == "model" else change
-            with saved_transform(found.transform, save_transform):
-                moved = found.transform.apply(moving, device=place)
-                write_model(moved, save, quiet=show.silent, inputs=folders)
+            moved = found.transform.apply(moving, device=place)
+            run = "none" if verify == "layer" else verify
+            model_change = verified_change(moving, moved, run, seed=seed, quiet=show.silent)
+            files = transform_files(found.transform, save_transform)
+            write_model(moved, save, quiet=show.silent, inputs=folders, files=files)
     facts = {
         "output": str(save.output),
         **found.to_dict(),
         "head_permutation": [list(p) for p in found.head_permutation],
         "kv_head_permutation": [list(p) for p in found.kv_head_permutation],
-        "max_output_change": change,
+        "max_output_change": model_change if verify == "model" else found.max_output_change,
+        "model_output_change": model_change,
         **cost,
         **learning_facts(found),
         **({"transform": str(save_transform)} if save_transform else {}),
@@ -268,15 +274,6 @@ def n_processes() -> int:
 def is_first_process() -> bool:
     """Whether this process prints and writes."""
     return n_processes() <= 1 or int(os.environ.get("RANK", "0")) == 0
-
-
-def check_output_folder(save: SaveOptions, inputs: Sequence[Path]) -> None:
-    """Refuse an output that exists or lies inside an input, and an unknown size, before anything is computed."""
-    from isobasin.checkpoint.writer import check_output, parse_size
-
-    with suppress(OSError):  # a folder that can not be read is reported when it is written
-        check_output(save.output.resolve(), list(inputs), force=save.force)
-    parse_size(save.max_shard_size)
 
 
 def learning_facts(found: "Alignment | None") -> dict[str, Any]:

@@ -1,9 +1,14 @@
 """The program `isobasin`: its commands, its errors and its exit codes."""
 
+import io
+import logging
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -17,9 +22,11 @@ from isobasin.cli.distance import canonical_command, distance_command, fingerpri
 from isobasin.cli.equal import equal_command
 from isobasin.cli.info import check_command, families_command, info_command
 from isobasin.cli.merge import merge_command
+from isobasin.cli.output import discard_output, note
 from isobasin.cli.path import path_command, report_command
 from isobasin.cli.study import study
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, one_line, system_problem
+from isobasin.files import remove_unfinished
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "info": info_command,
@@ -38,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "canonical": canonical_command,
     "fingerprint": fingerprint_command,
 }
+_REPORT = "please report it (ISOBASIN_DEBUG=1 shows the traceback)"
 RENAMED = {"--rate": "--lr", "--start": "--init", "--draws": "--null-samples"}  # old spellings stay valid
 
 app = typer.Typer(
@@ -78,44 +86,80 @@ app.add_typer(study, name="study")
 
 def main() -> None:
     """Run the program. Exit codes: 0 success, 1 no, 2 a user's mistake, 3 undecided, 4 a bug, 130 interrupted."""
+    if sys.stderr is None:  # closed; libraries write to it, and the next file that is opened must not take its place
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for name in ("SIGTERM", "SIGHUP"):  # a request to stop (timeout, batch systems), a closed terminal
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C does
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Every error is one line on standard error."""
+    code = None
     try:
-        code = app(arguments, prog_name="isobasin", standalone_mode=False)
+        with _quiet_streams():
+            code = app(arguments, prog_name="isobasin", standalone_mode=False)
+            sys.stdout.flush()
         if code == 130:  # typer returns it for an interrupt
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.Exit as stop:
         return stop.exit_code
     except TyperException as error:
-        message = _one_line(error.format_message())
+        message = error.format_message()
         if message:  # `isobasin` without arguments has printed its help and has no message
-            print(f"isobasin: {message} (isobasin --help shows how)", file=sys.stderr)
+            note(one_line(f"isobasin: {message} (isobasin --help shows how)"))
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        print("isobasin: interrupted; no unfinished output is left", file=sys.stderr)
+        remove_unfinished()
+        note("isobasin: interrupted; no unfinished output is left")
         return 130
     except IsobasinError as error:
         _print_traceback()
-        print(f"isobasin: {_one_line(str(error))}", file=sys.stderr)
+        note(one_line(f"isobasin: {error}"))
         return error.exit_code
     except Exception as error:
         _print_traceback()
-        print(
-            f"isobasin: internal error, {type(error).__name__}: {_one_line(str(error))}; "
-            "please report it (ISOBASIN_DEBUG=1 shows the traceback)",
-            file=sys.stderr,
-        )
+        if problem := system_problem(error):
+            note(one_line(f"isobasin: {problem}"))
+            return 2
+        note(one_line(f"isobasin: internal error, {type(error).__name__}: {error}; {_REPORT}"))
         return 4
 
 
+@contextmanager
+def _quiet_streams() -> Iterator[None]:
+    """No warnings and logs of libraries; escapes for letters that the terminal does not have; no full stream left."""
+    if sys.stdout is None:
+        raise IsobasinError("standard output is closed: open it, or discard what is printed (> /dev/null)")
+    logs = logging.root.manager.disable
+    changed = [(x, x.errors) for x in (sys.stdout, sys.stderr) if isinstance(x, io.TextIOWrapper)]
+    for stream, _ in changed:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        with warnings.catch_warnings():
+            if not _debugging():
+                warnings.simplefilter("ignore")
+                logging.disable()
+            yield
+    except (BrokenPipeError, SystemExit):  # the reader of the help closed the pipe (`| head`); typer exits then
+        discard_output(sys.stdout)
+    except OSError:
+        discard_output(sys.stdout)  # if it is full, the flush below would fail again
+        raise
+    finally:
+        logging.disable(logs)
+        for stream, errors in changed:
+            with suppress(OSError):
+                stream.reconfigure(errors=errors)
+
+
+def _debugging() -> bool:
+    return os.environ.get("ISOBASIN_DEBUG") == "1"
+
+
 def _print_traceback() -> None:
-    if os.environ.get("ISOBASIN_DEBUG") == "1":
+    if _debugging():
         traceback.print_exc()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -5,8 +5,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.options import DeviceOptions, Force, Json, Model, PrintOptions, SaveOptions, Seed, with_options
-from isobasin.cli.output import check_transform_path, emit, saved_transform, write_model
+from isobasin.cli.options import (
+    VERIFY,
+    DeviceOptions,
+    Force,
+    Json,
+    Model,
+    PrintOptions,
+    SaveOptions,
+    Seed,
+    Verify,
+    check_choice,
+    with_options,
+)
+from isobasin.cli.output import (
+    check_outputs,
+    emit,
+    transform_files,
+    verified_change,
+    write_model,
+)
 from isobasin.errors import TransformError
 
 if TYPE_CHECKING:
@@ -23,6 +41,7 @@ def scramble_command(
     save: SaveOptions,
     scope: Annotated[str, typer.Option(help="first-attention, all-attention, first-block or model.")] = "model",
     save_transform: Annotated[Path | None, typer.Option(help="Also save the transform, to invert or reuse.")] = None,
+    verify: Verify = "auto",
     seed: Seed = 0,
     device: DeviceOptions,
     show: PrintOptions,
@@ -31,11 +50,11 @@ def scramble_command(
     from isobasin.symmetries.transform import scramble
     from isobasin.weights import load
 
+    check_choice("--verify", verify, VERIFY)
     weights = load(model)
-    check_transform_path(save_transform, save, [weights.path] if weights.path else [])
+    check_outputs(save, [weights.path] if weights.path else [], save_transform)
     transform = scramble(weights, scope=scope, seed=seed)
-    with saved_transform(transform, save_transform):
-        facts = _write_moved(transform, weights, save, device, show)
+    facts = _write_moved(transform, weights, save, device, show, verify, save_transform)
     facts |= {"transform": str(save_transform)} if save_transform else {}
     emit(facts, moved_lines(facts), show.json)
 
@@ -46,6 +65,7 @@ def apply_command(
     transform: Annotated[Path, typer.Argument(help="A file written by --save-transform or invert.")],
     model: Model,
     save: SaveOptions,
+    verify: Verify = "auto",
     device: DeviceOptions,
     show: PrintOptions,
 ) -> None:
@@ -54,12 +74,14 @@ def apply_command(
     from isobasin.symmetries.transform_file import load_transform
     from isobasin.weights import load
 
+    check_choice("--verify", verify, VERIFY)
     loaded, weights = load_transform(transform), load(model)
     try:
         loaded.check(symmetry(weights.arch), weights)
     except TransformError as error:
         raise TransformError(f"{transform}: {error}") from error
-    facts = _write_moved(loaded, weights, save, device, show)
+    check_outputs(save, [weights.path] if weights.path else [])
+    facts = _write_moved(loaded, weights, save, device, show, verify)
     emit(facts, moved_lines(facts), show.json)
 
 
@@ -77,20 +99,39 @@ def invert_command(
 
 
 def _write_moved(
-    transform: "Transform", weights: "Weights", save: SaveOptions, device: DeviceOptions, show: PrintOptions
+    transform: "Transform",
+    weights: "Weights",
+    save: SaveOptions,
+    device: DeviceOptions,
+    show: PrintOptions,
+    verify: str,
+    save_transform: Path | None = None,
 ) -> dict[str, Any]:
-    """Write the moved model, and measure the largest change of a weight as it is written."""
+    """Write the moved model if it has the outputs of the model, and measure the largest change of a weight."""
     moved = transform.apply(weights, device=device.find())
+    output_change = verified_change(weights, moved, verify, quiet=show.silent)
     changes = [0.0]
 
     def measure(name: str, tensor: "Tensor | None") -> None:
         if tensor is not None and name in moved.changed and tensor.numel():
             changes.append(float((tensor.double() - weights[name]).abs().max()))
 
-    dtype = write_model(moved, save, quiet=show.silent, on_tensor=measure)
-    return {"output": str(save.output), "max_weight_change": max(changes), "exact": moved.exact, "dtype": dtype}
+    files = transform_files(transform, save_transform)
+    dtype = write_model(moved, save, quiet=show.silent, files=files, on_tensor=measure)
+    return {
+        "output": str(save.output),
+        "max_weight_change": max(changes),
+        "max_output_change": output_change,
+        "exact": moved.exact,
+        "dtype": dtype,
+    }
 
 
 def moved_lines(facts: dict[str, Any]) -> list[str]:
+    change = facts["max_output_change"]
+    outputs = "outputs: not compared" if change is None else f"outputs: changed by at most {change:.1e}, in float32"
     how = "nothing was rounded" if facts["exact"] else f"rounded once, to {facts['dtype']}"
-    return [f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}"]
+    return [
+        f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}",
+        outputs,
+    ]

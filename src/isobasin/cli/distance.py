@@ -6,8 +6,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.options import DeviceOptions, Json, Model, PrintOptions, SaveOptions, Seed, with_options
-from isobasin.cli.output import emit, measured_cost, number, progress, write_model
+from isobasin.cli.options import (
+    VERIFY,
+    DeviceOptions,
+    Json,
+    Model,
+    PrintOptions,
+    SaveOptions,
+    Seed,
+    Verify,
+    check_choice,
+    with_options,
+)
+from isobasin.cli.output import (
+    check_outputs,
+    emit,
+    measured_cost,
+    number,
+    progress,
+    verified_change,
+    write_model,
+)
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -23,7 +42,7 @@ def distance_command(
     layers: Annotated[
         bool, typer.Option("--layers", help="The layer-to-layer matrix, also for models of one depth.")
     ] = False,
-    null_samples: Annotated[int, typer.Option(help="Unrelated models to sample for comparison.")] = 8,
+    null_samples: Annotated[int, typer.Option(max=10_000, help="Unrelated models to sample for comparison.")] = 8,
     seed: Seed = 0,
     device: DeviceOptions,
     show: PrintOptions,
@@ -51,66 +70,80 @@ def distance_command(
 
 
 @with_options
-def canonical_command(*, model: Model, save: SaveOptions, show: PrintOptions) -> None:
+def canonical_command(*, model: Model, save: SaveOptions, verify: Verify = "auto", show: PrintOptions) -> None:
     """Write the canonical point of a model's orbit: the same function, the same weights for every scrambled copy."""
-    from isobasin.compare.canonical import canonical
+    from isobasin.compare.canonical import canonical_point
     from isobasin.weights import load
 
+    check_choice("--verify", verify, VERIFY)
     weights = load(model)
-    dtype = write_model(canonical(weights).apply(weights), save, quiet=show.silent)
-    line = f"{save.output}: the canonical point of its orbit, the same function; rounded once, to {dtype}"
-    emit({"output": str(save.output), "dtype": dtype}, [line], show.json)
+    check_outputs(save, [weights.path] if weights.path else [])
+    found = canonical_point(weights)
+    moved = found.transform.apply(weights)
+    change = verified_change(weights, moved, verify, quiet=show.silent)
+    dtype = write_model(moved, save, quiet=show.silent)
+    lines = [f"{save.output}: the canonical point of its orbit, the same function; rounded once, to {dtype}"]
+    if not found.unique:
+        lines.append("not unique: a copy of the model may have another canonical point")
+        lines += [f"  {doubt}" for doubt in found.doubts]
+    facts = {"output": str(save.output), "dtype": dtype, "unique": found.unique, "max_output_change": change}
+    emit(facts | {"doubts": [doubt.to_dict() for doubt in found.doubts]}, lines, show.json)
 
 
 def fingerprint_command(
     model: Model,
     compare: Annotated[
-        str | None, typer.Option(help="A fingerprint, a file with one, or another model. Exit 1 if they differ.")
+        str | None,
+        typer.Option(help="A fingerprint, a file with one, or another model. Exit 1 if they differ, 3 if undecided."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Print a short string that is the same for every scrambled, cast or re-saved copy of a model."""
-    from isobasin.compare.fingerprint import fingerprint
+    from isobasin.compare.fingerprint import compare_fingerprints, doubts, entry_errors, fingerprint
     from isobasin.weights import load
 
-    found = fingerprint(load(model))
-    facts: dict[str, Any] = {"fingerprint": str(found)}
+    weights = load(model)
+    found, errors = fingerprint(weights), entry_errors(weights)
+    facts: dict[str, Any] = {"fingerprint": str(found), "doubts": [doubt.to_dict() for doubt in doubts(errors)]}
     if compare is not None:
-        other = _read_fingerprint(compare)
-        steps = found.steps(other)
+        other, more = _read_fingerprint(compare)
+        both = [max(pair) for pair in zip(errors, more, strict=True)] if more else errors
+        result = compare_fingerprints(found, other, both)
         facts |= {
             "other": str(other),
-            "equal": found.matches(other),
-            "same_shape": bool(steps),
-            "largest_step": max(steps) if steps else None,
-            "entries_apart": sum(step > 1 for step in steps),
+            "equal": result.equal,
+            "same_shape": bool(result.steps),
+            "largest_step": max(result.steps) if result.steps else None,
+            "entries_apart": result.apart,
+            "entries_uncertain": result.uncertain,
         }
     emit(facts, fingerprint_lines(facts), json)
-    if facts.get("equal") is False:
-        raise typer.Exit(1)
+    if facts.get("equal", True) is not True:
+        raise typer.Exit(1 if facts["equal"] is False else 3)
 
 
-def _read_fingerprint(text: str) -> "Fingerprint":
-    """A fingerprint given as text, as a file that contains one, or as a model."""
-    from isobasin.compare.fingerprint import VERSION, Fingerprint, fingerprint
+def _read_fingerprint(text: str) -> "tuple[Fingerprint, tuple[float, ...]]":
+    """A fingerprint given as text, as a file that contains one, or as a model; and the errors of a model's entries."""
+    from isobasin.compare.fingerprint import VERSION, Fingerprint, entry_errors, fingerprint
     from isobasin.weights import load
 
     if text.startswith(f"{VERSION}."):
-        return Fingerprint.read(text)
+        return Fingerprint.read(text), ()
     path = Path(text)
     try:
         is_file = path.is_file()
     except OSError:
         is_file = False
     if not is_file:
-        return fingerprint(load(text))
+        weights = load(text)
+        return fingerprint(weights), entry_errors(weights)
     try:
         words = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise IsobasinError(f"--compare {text}: can not be read as text; expected a file with a fingerprint") from error
     if not words:
         raise IsobasinError(f"--compare {text}: the file is empty; expected a fingerprint in it")
-    return Fingerprint.read(words[0])
+    return Fingerprint.read(words[0]), ()
 
 
 def distance_lines(facts: dict[str, Any]) -> list[str]:
@@ -139,13 +172,17 @@ def _part_line(row: dict[str, Any]) -> str:
 
 
 def fingerprint_lines(facts: dict[str, Any]) -> list[str]:
+    doubts = [f"uncertain: {d['space']}: {d['reason']}, by {d['uncertainty']:.2g}" for d in facts["doubts"]]
     if "equal" not in facts:
-        return [facts["fingerprint"]]
-    if facts["equal"]:
+        return [facts["fingerprint"], *doubts]
+    if facts["equal"] is None:
+        uncertain = facts["entries_uncertain"]
+        verdict = f"undecided: {uncertain} entries differ, by no more than the rounding of the files may change them"
+    elif facts["equal"]:
         verdict = f"equal: no entry is more than one quantum away (largest step {facts['largest_step']})"
     elif not facts["same_shape"]:
         verdict = "different: the models are of different shapes or settings"
     else:
         apart, largest = facts["entries_apart"], facts["largest_step"]
         verdict = f"different: {apart} entries are more than one quantum away, by up to {largest}"
-    return [facts["fingerprint"], facts["other"], verdict]
+    return [facts["fingerprint"], facts["other"], verdict, *doubts]

@@ -1,5 +1,6 @@
 """The command `merge`."""
 
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.align import AlignSetup, check_output_folder, learning_facts, learning_lines
+from isobasin.cli.align import AlignSetup, learning_facts, learning_lines
 from isobasin.cli.options import (
+    VERIFY,
     DataOptions,
     DeviceOptions,
     LearnOptions,
@@ -19,9 +21,11 @@ from isobasin.cli.options import (
     PrintOptions,
     SaveOptions,
     Seed,
+    Verify,
+    check_choice,
     with_options,
 )
-from isobasin.cli.output import counted, emit, measured_cost, progress
+from isobasin.cli.output import check_outputs, counted, emit, measured_cost, progress, verified_change
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ def merge_command(
     save: MergeSaveOptions,
     options: RecipeOptions,
     data: MatchData = None,
+    verify: Verify = "auto",
     learn: LearnOptions,
     reading: DataOptions,
     seed: Seed = 0,
@@ -71,6 +76,7 @@ def merge_command(
     from isobasin.merging import merge
     from isobasin.weights import load
 
+    check_choice("--verify", verify, VERIFY)
     with measured_cost() as cost, ExitStack() as until_written:
         recipe = _recipe(models, save, options)
         place = device.find()
@@ -82,13 +88,13 @@ def merge_command(
             setup.check("merge")
         loaded = [load(name) for name in recipe.models]
         companions = None if recipe.tokenizer_source is None else _companions(recipe.tokenizer_source, loaded[0])
-        check_output_folder(save, [folder for folder in (*(model.path for model in loaded), companions) if folder])
+        check_outputs(save, [folder for folder in (*(model.path for model in loaded), companions) if folder])
         with progress(quiet=show.silent) as on_progress:
             how: dict[str, Any] = {}
             if setup and setup.learning:
                 labels = {str(number): model for number, model in enumerate(loaded)}
                 running: dict[str, Any] = {"dtype": "float32", "device": place, "quiet": show.silent}
-                how = {"aligner": setup.aligner(labels, save.output, until_written, on_progress, **running)}
+                how = {"aligner": setup.aligner(labels, save.output.resolve(), until_written, on_progress, **running)}
             elif setup:
                 how = {"matcher": setup.matcher(), "watch": partial(on_progress, setup.title)}
             merged = merge(
@@ -105,6 +111,8 @@ def merge_command(
                 tokenizer_source=recipe.tokenizer_source,
                 **how,
             )
+        moved = [(before, after) for before, after in zip(loaded, merged.models) if after is not before]
+        changes = [verified_change(*pair, verify, seed=seed, quiet=show.silent) for pair in moved]
         if setup:
             merged = replace(merged, recipe=replace(merged.recipe, scope=setup.scope))
         with progress(quiet=show.silent) as on_progress:
@@ -116,7 +124,8 @@ def merge_command(
                 companions=companions,
                 watch=counted(on_progress, "writing", len(first) + len(first.names.copies)),
             )
-    facts = merge_facts(merged, save.output) | cost
+    largest = max((change for change in changes if change is not None), default=None)
+    facts = merge_facts(merged, save.output) | {"max_output_change": largest} | cost
     emit(facts, merge_lines(facts), show.json)
 
 
@@ -144,7 +153,7 @@ def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "Me
         method=options.method or "linear",
         dtype=dtype,
         align=not options.no_align,
-        to=int(to) if to.isdecimal() and to.isascii() else to,
+        to=int(to) if re.fullmatch(r"[0-9]{1,9}", to) else to,
         scope=options.scope,
         matcher=options.matcher,
     )

@@ -27,6 +27,12 @@ Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or a hub id i
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random numbers.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output, once the new one is complete.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Verify = Annotated[
+    str,
+    typer.Option(help="Run the model before and after: auto (where transformers can run it), model (always) or none."),
+]
+VERIFY = ("auto", "model", "none")
+MAX_SAMPLES = 10**9
 INITS = ("weights", "activations")
 SELF = Path("self")  # in place of data: text that the two models generate
 MatchData = Annotated[
@@ -112,7 +118,7 @@ class LearnOptions:
         Path | None, typer.Option(help="learned: data that select the result; by default a tenth of the data.")
     ] = None
     init: Annotated[str, typer.Option(help="learned: initial alignment, by weights or activations.")] = "weights"
-    steps: Annotated[int, typer.Option(help="learned: gradient steps.")] = 500
+    steps: Annotated[int, typer.Option(max=10**7, help="learned: gradient steps.")] = 500
     lr: Annotated[float, typer.Option(help="learned: largest learning rate.")] = 3e-3
     permutations: Annotated[
         str, typer.Option(help="learned: the matching of units stays (fixed), or may change (free).")
@@ -125,9 +131,11 @@ class DataOptions:
 
     task: Annotated[str, typer.Option(help="Task of the data: auto, lm, mlm, text or image.")] = "auto"
     tokenizer: Annotated[str | None, typer.Option(help="A folder with a tokenizer; by default that of A.")] = None
-    max_samples: Annotated[int | None, typer.Option(help="Use at most this many samples of the data.")] = None
-    batch_size: Annotated[int | None, typer.Option(help="Samples in a batch.")] = None
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a window of text.")] = None
+    max_samples: Annotated[
+        int | None, typer.Option(max=MAX_SAMPLES, help="Use at most this many samples of the data.")
+    ] = None
+    batch_size: Annotated[int | None, typer.Option(max=10**6, help="Samples in a batch.")] = None
+    seq_len: Annotated[int | None, typer.Option(max=10**6, help="Tokens in a window of text.")] = None
 
     def open(self, data: Path, models: "list[Weights]", *, seed: int, split: str) -> "Task":
         from isobasin.tasks import open_task

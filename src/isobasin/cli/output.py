@@ -6,14 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from isobasin.cli.options import SaveOptions
-from isobasin.errors import TransformError
-from isobasin.files import check_output_file, strict_json
+from isobasin.errors import ArchitectureError, IsobasinError, TransformError, is_memory_problem, one_line, printable
+from isobasin.files import check_output_file, recover, strict_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,14 +26,22 @@ OnProgress = Callable[[str, int, int], None]  # (title, done, of)
 
 def emit(facts: Any, lines: Sequence[str], as_json: bool) -> None:
     """Print the result: one strict JSON object, or lines of text."""
-    text = json.dumps(strict_json(facts), allow_nan=False) if as_json else "\n".join(lines)
-    encoding = sys.stdout.encoding or "utf-8"
+    text = json.dumps(strict_json(facts), allow_nan=False) if as_json else "\n".join(map(printable, lines))
     try:
-        # A file name that is not UTF-8, or a terminal without ×, must not turn a finished command into an error.
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except BrokenPipeError:
-        # The reader has closed the pipe (`| head`). The exit code stays; Python's flush at exit must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader has closed the pipe (`| head`): the exit code stays
+        discard_output(sys.stdout)
+    except OSError as error:
+        discard_output(sys.stdout)
+        raise IsobasinError(
+            f"standard output can not be written ({error.strerror}): free space or choose another place"
+        ) from error
+
+
+def discard_output(stream: TextIO) -> None:
+    """Discard what could not be printed: Python's flush at exit must not fail too."""
+    with suppress(OSError, ValueError):  # a stream without a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def number(value: float | None, spec: str, missing: str = "–") -> str:
@@ -46,8 +54,12 @@ def space_label(row: Mapping[str, Any]) -> str:
 
 
 def note(text: str) -> None:
-    """Print a remark on standard error."""
-    print(text, file=sys.stderr)
+    """Print a remark on standard error; if that is closed or full, nothing."""
+    try:
+        if sys.stderr is not None:
+            print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        discard_output(sys.stderr)
 
 
 @contextmanager
@@ -91,31 +103,56 @@ def counted(on_progress: OnProgress, title: str, total: int) -> Callable[..., No
     return lambda *_: on_progress(title, next(numbers), total)
 
 
-def check_transform_path(path: Path | None, save: SaveOptions, inputs: Sequence[Path]) -> None:
+def check_outputs(save: SaveOptions, inputs: Sequence[Path], transform: Path | None = None) -> None:
+    """Refuse outputs that exist or lie inside an input, and an unknown size, before anything is computed.
+
+    What a killed run left is recovered first: the folder and its transform may both be there in part.
+    """
+    from isobasin.checkpoint.writer import check_output, parse_size
+
+    for path in (save.output.resolve(), transform):
+        if path is not None:
+            recover(path)
+    with suppress(OSError):  # a folder that can not be read is reported when it is written
+        check_output(save.output.resolve(), list(inputs), force=save.force)
+    parse_size(save.max_shard_size)
+    if transform is not None:
+        _check_transform_path(transform, save, inputs)
+
+
+def _check_transform_path(path: Path, save: SaveOptions, inputs: Sequence[Path]) -> None:
     """Refuse a transform file that exists, or that would lie inside an input or inside the output folder."""
-    if path is None:
-        return
     check_output_file(path, force=save.force, what="the transform file", error=TransformError)
     for folder in (save.output, *inputs):
         if path.resolve().is_relative_to(folder.resolve()):
             raise TransformError(f"--save-transform {path}: lies inside {folder}; choose a place beside it")
 
 
-@contextmanager
-def saved_transform(transform: "Transform", path: Path | None) -> Iterator[None]:
-    """Save a transform if the body succeeds: a failure leaves neither a transform without a model nor the reverse."""
-    from isobasin.symmetries.transform_file import save_transform
+def verified_change(before: "Weights", after: "Weights", verify: str, *, seed: int = 0, quiet: bool) -> float | None:
+    """The largest change of a moved model's outputs; an error if it is more than rounding.
 
-    if path is None:
-        yield
-        return
-    aside = path.with_name(f".{path.name}.isobasin-tmp-{os.getpid()}")
+    None if the model was not run: with `none`, or with `auto` where transformers or memory do not allow it, which is
+    noted.
+    """
+    from isobasin.symmetries.check import require_same_outputs
+
+    if verify == "none":
+        return None
     try:
-        save_transform(transform, aside, force=True)
-        yield
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+        return require_same_outputs(before, after, seed=seed)
+    except Exception as error:
+        if verify == "model" or not (isinstance(error, ArchitectureError) or is_memory_problem(error)):
+            raise
+        if not quiet:
+            note(f"the model was not run before and after: {one_line(str(error))}")
+        return None
+
+
+def transform_files(transform: "Transform", path: Path | None) -> dict[Path, bytes]:
+    """The file of --save-transform, for `write_model`."""
+    from isobasin.symmetries.transform_file import encode_transform
+
+    return {} if path is None else {path: encode_transform(transform)}
 
 
 def write_model(
@@ -124,9 +161,13 @@ def write_model(
     *,
     quiet: bool,
     inputs: Sequence[Path] = (),
+    files: "Mapping[Path, bytes] | None" = None,
     on_tensor: "Callable[[str, Tensor | None], None] | None" = None,
 ) -> str:
-    """Write a checkpoint folder, tensor by tensor; return the floating-point types written, joined by `+`."""
+    """Write a checkpoint folder, tensor by tensor; return the floating-point types written, joined by `+`.
+
+    `files` appear together with the folder: there is no transform without its model, nor the reverse.
+    """
     from isobasin.checkpoint import dtype_name
 
     with progress(quiet=quiet) as on_progress:
@@ -143,6 +184,7 @@ def write_model(
             force=save.force,
             max_shard_size=save.max_shard_size,
             inputs=inputs,
+            files=files,
             watch=watch,
         )
     return "+".join(sorted({dtype_name(d) for d in dtypes.values() if d.is_floating_point}))

@@ -14,6 +14,7 @@ import typer
 from isobasin import __version__
 from isobasin.cli.align import AlignSetup, learning_facts, learning_lines
 from isobasin.cli.options import (
+    MAX_SAMPLES,
     DataOptions,
     DeviceOptions,
     Force,
@@ -37,9 +38,9 @@ class MeasureOptions:
     """What is measured."""
 
     data: Annotated[Path, typer.Option(help="Text, token ids, labelled text or images, in a file or folder.")]
-    points: Annotated[int, typer.Option(help="Points of the line, both ends included.")] = 25
+    points: Annotated[int, typer.Option(max=10_001, help="Points of the line, both ends included.")] = 25
     explain: Annotated[bool, typer.Option("--explain", help="Also the barrier by component.")] = False
-    plane: Annotated[int, typer.Option(help="Also the loss on a plane, with this many points on a side.")] = 0
+    plane: Annotated[int, typer.Option(max=501, help="Also the loss on a plane, with this many points on a side.")] = 0
 
 
 @with_options
@@ -58,7 +59,9 @@ def path_command(
         Path | None,
         typer.Option(help="learned: data to learn from, or self; by default the train split of --data, if it has one."),
     ] = None,
-    learn_samples: Annotated[int | None, typer.Option(help="learned: learn from at most this many samples.")] = None,
+    learn_samples: Annotated[
+        int | None, typer.Option(min=1, max=MAX_SAMPLES, help="learned: learn from at most this many samples.")
+    ] = None,
     learn: LearnOptions,
     seed: Seed = 0,
     device: DeviceOptions,

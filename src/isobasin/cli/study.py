@@ -22,7 +22,9 @@ def run_command(
     ],
     data: Annotated[Path | None, typer.Option(help="Root folder of the data sets; some ship with the package.")] = None,
     engine: Annotated[str, typer.Option(help="local (processes) or ray (a cluster, RAY_ADDRESS).")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Jobs at a time; by default one per core, four per GPU.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(max=1024, help="Jobs at a time; by default one per core, four per GPU.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     only: Annotated[str | None, typer.Option(help="Only cells whose name contains this text.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run cells again that failed in an earlier run.")] = False,

@@ -28,9 +28,11 @@ from isobasin.arch import Architecture, HeadSpace
 from isobasin.compare.residual import rounding_unit
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, stacked
 from isobasin.symmetries.coordinate import face_columns
-from isobasin.symmetries.normal_form import normalize
+from isobasin.symmetries.normal_form import normalize, unit_rows
 from isobasin.views import AsFloat64, Tensors, View
 from isobasin.weights import Weights
+
+EMPTY = 1e-12  # relative to the largest: smaller norms count as zero
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,10 @@ def _reduced_heads(m: AttentionMatrices, heads: HeadSpace, least: float) -> tupl
 
 
 def _without_silent_heads(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
-    """Heads with V Oᵀ = 0 set to zero; K and V only where all queries of the kv head are silent."""
-    sizes = product_squares(m.v, m.o)
-    silent = sizes <= RANK**2 * sizes.max()
+    """Heads with V Oᵀ = 0 set to zero; K and V only where all queries of the kv head are silent. Zero is meant relative
+    to V and O of the head itself: a head that writes little is not silent."""
+    v, o = (x.square().sum((1, 2)) for x in (m.v, m.o))
+    silent = product_squares(m.v, m.o) <= RANK**2 * v.repeat_interleave(heads.group_size) * o
     whole = silent.reshape(heads.n_kv_heads, -1).all(1)
     q, o = (x * ~silent[:, None, None] for x in (m.q, m.o))
     k, v = (x * ~whole[:, None, None] for x in (m.k, m.v))
@@ -185,7 +188,7 @@ def _with_reduced_pairs(m: AttentionMatrices, heads: HeadSpace) -> tuple[Attenti
     q = stacked(m.q, heads)
     sizes = [x[..., first].square().sum(-2) + x[..., second].square().sum(-2) for x in (q, m.k)]
     product = sizes[0] * sizes[1]
-    empty = product <= RANK**2 * product.amax(-1, keepdim=True)
+    empty = product <= EMPTY**2 * product.amax(-1, keepdim=True)
     keep = torch.ones(heads.n_kv_heads, heads.d_head, dtype=q.dtype)
     keep[:, first], keep[:, second] = (~empty).to(q.dtype), (~empty).to(q.dtype)
     reduced = AttentionMatrices((q * keep[:, None]).reshape(m.q.shape), m.k * keep[:, None], m.v, m.o)
@@ -234,20 +237,17 @@ def _stored_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors, m: Att
 
 def _without_dead_units(arch: Architecture, space: str, tensors: Tensors) -> tuple[dict[str, Tensor], int]:
     """Units whose up · down (or gate) is zero, set to zero in every tensor; and how many they are."""
-    carriers = {name: (axis, term) for name, axis, _, term in arch.carriers(space)}
+    emptied = {name: tensors[name].clone() for name, *_ in arch.carriers(space)}
     squares: dict[str, Tensor] = {}
-    for name, (axis, term) in carriers.items():
-        role = "down" if term.dual else "gate" if term.permutation_part else "up"
-        square = tensors[name].movedim(axis, 0).reshape(tensors[name].shape[axis], -1).square().sum(1)
-        squares[role] = squares.get(role, torch.zeros_like(square)) + square
-    product = squares["up"] * squares["down"]
-    dead = product <= RANK**2 * product.max()
-    if "gate" in squares:
-        dead |= squares["gate"] <= RANK**2 * squares["gate"].max()
+    for _, rows, move in unit_rows(arch, space, emptied):
+        squares[move] = squares.get(move, torch.zeros(len(rows), dtype=rows.dtype)) + rows.square().sum(1)
+    product = squares["primal"] * squares["dual"]
+    dead = product <= EMPTY**2 * product.max()
+    if "permuted" in squares:
+        dead |= squares["permuted"] <= EMPTY**2 * squares["permuted"].max()
     if not bool((torch.stack([s * dead for s in squares.values()]).sum(0) > 0).any()):  # none, or already all zero
         return {}, 0
-    emptied = {}
-    for name, (axis, _) in carriers.items():
-        emptied[name] = tensors[name].clone()
-        emptied[name].movedim(axis, 0)[dead] = 0
+    for name, tensor in emptied.items():
+        for place in arch.placements(name, space):
+            tensor.narrow(place.axis, place.start, place.size).movedim(place.axis, 0)[dead] = 0
     return emptied, int(dead.sum())

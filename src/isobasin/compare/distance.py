@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.heads import match_heads
-from isobasin.alignment.problem import check_comparable, overlap, rotary_settings
+from isobasin.alignment.problem import check_comparable, overlap
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.compare.canonical import tables
+from isobasin.compare.stream_frame import tables
 from isobasin.errors import ArchitectureError, IsobasinError
 from isobasin.groups import Element, Group, Overlap, Permutation, SignedPermutation
 from isobasin.symmetries import group_of, symmetry
@@ -282,7 +282,9 @@ def check_same_blocks(a: Weights, b: Weights) -> None:
     require_equal("family", a.arch.family, b.arch.family, remedy=remedy)
     for key, value in vars(replace(a.arch.sizes, n_layers=b.arch.sizes.n_layers)).items():
         require_equal(key, value, vars(b.arch.sizes)[key], remedy=remedy)
-    require_equal("rotary positions", rotary_settings(a.config), rotary_settings(b.config), remedy=remedy)
+    require_equal("rotary positions", a.arch.rotary, b.arch.rotary, remedy=remedy)
+    for key, value in a.settings.items():
+        require_equal(f"config.json: {key}", value, b.settings.get(key), remedy=remedy)
     for space in [a.arch.stream, *(_layered(a.arch, role)[0] for role in ("heads", "units"))]:
         shapes = [[m.arch.shapes[n] for n in block_tensors(m.arch)[space.name]] for m in (a, b)]
         what = "embeddings and head" if space.role == "stream" else space.name
@@ -496,7 +498,7 @@ class UnrelatedModel:
 
     def block(self, space: str) -> Mapping[str, Tensor]:
         """Shuffled by an element that depends on the seed and the block."""
-        seed = 1_000_003 * self.seed + list(block_tensors(self.arch)).index(space)
+        seed = (1_000_003 * self.seed + list(block_tensors(self.arch)).index(space)) % 2**63
         action = Action(self.arch, {self.arch.stream.name: _shuffles(self.arch.stream).sample(seed=seed)})
         tensors = {name: action.tensor(name, t) for name, t in self.model.block(space).items()}
         if space == self.arch.stream.name:

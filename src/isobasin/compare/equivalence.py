@@ -3,12 +3,13 @@
 The evidence is a transform that brings B to A within rounding, outputs that agree, or an input on which they differ.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from isobasin.alignment.align import align
 from isobasin.alignment.descent import descend, embedding_distance
@@ -20,6 +21,7 @@ from isobasin.compare.degenerate import FailedCondition, failed_conditions, remo
 from isobasin.compare.distance import require_equal
 from isobasin.compare.outputs import (
     CERTAIN_THRESHOLD,
+    MAX_ROUNDING,
     WITNESS_THRESHOLD,
     ComparedInput,
     OutputComparison,
@@ -28,7 +30,6 @@ from isobasin.compare.outputs import (
     worst_input,
 )
 from isobasin.compare.residual import (
-    RESIDUAL_THRESHOLD,
     Residual,
     coarsest_precision,
     dtype_named,
@@ -37,15 +38,22 @@ from isobasin.compare.residual import (
     rounding_units,
     sufficient_precision,
 )
-from isobasin.errors import ArchitectureError
+from isobasin.config_keys import differing_settings
+from isobasin.errors import ArchitectureError, TransformError
+from isobasin.groups import Element
 from isobasin.symmetries import symmetry
+from isobasin.symmetries.attention import attention_matrices
+from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
 from isobasin.symmetries.transform import Transform
+from isobasin.views import AsFloat64
 from isobasin.weights import Weights, untied
 
 # Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
 # 0 between copies, about 1 between unrelated models.
 UNRELATED_THRESHOLD = 0.5
 REFINING_SWEEPS = 10
+MAX_IMBALANCE = 100.0  # between the factors of a head
+REFITS = 8  # transforms of perturbed models, for the uncertainty of the transform
 UNRELATED = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
 _INPUT_SETTINGS = (
     ("vocabulary", ("vocab_size", "d_vocab")),
@@ -69,20 +77,20 @@ class TransformEvidence:
     residuals: tuple[Residual, ...] = ()
     steps: tuple[str, ...] = ()
     obstacle: str = ""
+    settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # config keys that differ, with both values
 
     @property
     def worst(self) -> Residual | None:
-        return max(self.residuals, key=lambda r: r.ratio, default=None)
+        return max(self.residuals, key=lambda r: r.excess, default=None)
 
     @property
     def fits(self) -> bool:
-        return self.worst is not None and self.worst.ratio <= RESIDUAL_THRESHOLD
+        return self.worst is not None and self.worst.excess <= 1
 
     @property
-    def differing_tokens(self) -> tuple[int, ...]:
-        """The rows of embeddings that differ most, of spaces whose residual is above the threshold."""
-        lines = [rows for r in self.residuals if r.ratio > RESIDUAL_THRESHOLD for rows in r.lines.values()]
-        return tuple(dict.fromkeys(row for rows in lines for row in rows))
+    def differing_rows(self) -> dict[str, tuple[int, ...]]:
+        """By tensor, the rows of tokens and positions that differ most, where the residual is above its limit."""
+        return {name: rows for r in self.residuals for name, rows in r.lines.items()}
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ class Verdict:
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin equal`."""
         largest = self.largest_residual
-        first = next((r for r in self.evidence.residuals if r.ratio > RESIDUAL_THRESHOLD), None)
+        first = next((r for r in self.evidence.residuals if r.excess > 1), None)
         return {
             "verdict": self.answer,
             "reason": self.reason,
@@ -121,7 +129,8 @@ class Verdict:
                 "element": self.evidence.kind,
                 "steps": list(self.evidence.steps),
                 "obstacle": self.evidence.obstacle or None,
-                "allowed_ratio": RESIDUAL_THRESHOLD,
+                "settings": {key: list(values) for key, values in self.evidence.settings.items()},
+                "allowed_ratio": self.evidence.worst.allowed if self.evidence.worst else None,
                 "residuals": [r.to_dict() for r in self.evidence.residuals],
                 "outputs": {
                     "difference": self.outputs.difference,
@@ -167,24 +176,32 @@ def equivalent(
     pair = _ModelPair(*with_same_tying(a, b), precision, seed, device, measure)
     outputs = OutputComparison(a, b, precision, seed)
     report("comparing the weights as stored")
-    element = pair.as_stored()
+    settings = differing_settings(a, b)
+    element = replace(pair.as_stored(), settings=settings)
+    if settings:
+        element = replace(element, kind="none", transform=None, residuals=(), obstacle=_settings_text(settings))
     report("running both models")
-    compared = outputs.compare(probes(a, b, seed=seed, brief=outputs.streamed))
+    inputs = probes(a, b, seed=seed, brief=outputs.streamed)
+    compared = outputs.compare(inputs)
+    if settings and not a.family.own:  # some keys act in one implementation of attention only
+        compared += replace(outputs, attention="sdpa").compare(inputs)
     if not element.fits and element.transform is not None:
         report("aligning")
         # Where the outputs are decisive, an alignment only locates the difference. For large unrelated models it is
         # too expensive for that.
         certain = worst_input(compared).ratio > CERTAIN_THRESHOLD
         unrelated = outputs.streamed and certain and pair.is_unrelated(element)
-        element = replace(element, obstacle=UNRELATED) if unrelated else pair.aligned("group", pair.a, pair.b)
+        element = replace(element, obstacle=UNRELATED) if unrelated else pair.attempt(pair.align_stored, element)
     if not element.fits and find_witness(compared) is None:
-        compared = outputs.with_token_probe(compared, element.differing_tokens)
+        compared = outputs.with_row_probes(compared, element.differing_rows)
+    if not element.fits and find_witness(compared) is None:
+        element = pair.attempt(pair.align_balanced, element)
     if not element.fits and find_witness(compared) is None:
         report("refining the transform and estimating its uncertainty")
-        element = pair.refined(element)
+        element = pair.attempt(pair.refined, element)
     if not element.fits and find_witness(compared) is None:
         report("removing degeneracies")
-        element = pair.without_degeneracies(element)
+        element = pair.attempt(pair.without_degeneracies, element)
     if not element.fits and find_witness(compared) is None:
         report("searching for an input on which the outputs differ")
         compared = outputs.with_search(compared)
@@ -217,6 +234,20 @@ class _ModelPair:
         apart = min(layers, default=0.0) > UNRELATED_THRESHOLD
         return apart and embedding_distance(self.a, self.b, device=self.device) > UNRELATED_THRESHOLD
 
+    def attempt(
+        self, step: Callable[[TransformEvidence], TransformEvidence], found: TransformEvidence
+    ) -> TransformEvidence:
+        """What a step finds; unchanged where the weights are too extreme: a decomposition does not converge, or the
+        transform is too badly conditioned."""
+        try:
+            return step(found)
+        except (torch.linalg.LinAlgError, TransformError):  # type: ignore[attr-defined]
+            return found
+
+    def align_stored(self, found: TransformEvidence) -> TransformEvidence:
+        """A transform from B to A as they are stored."""
+        return self.aligned("group", self.a, self.b)
+
     def refined(self, found: TransformEvidence) -> TransformEvidence:
         """The transform after more sweeps; if it still does not fit, with a noise floor that includes the uncertainty
         of the transform: heads of bad condition have a large rounding error, which affects the map of the stream and so
@@ -227,10 +258,20 @@ class _ModelPair:
         better = replace(found, transform=transform, residuals=self.residuals(self.a, self.b, transform))
         if better.fits:
             return better
-        copy = perturbed(self.b, rounding_units(self.b, self.precision), seed=self.seed)
-        of_copy = refine_transform(self.a, copy, transform, self.device)
-        tolerant = replace(better, residuals=self.residuals(self.a, self.b, transform, perturbed_transform=of_copy))
+        refits = [self._refit(transform, draw) for draw in range(REFITS)]
+        tolerant = replace(better, residuals=self.residuals(self.a, self.b, transform, refits=refits))
         return tolerant if tolerant.fits else found
+
+    def _refit(
+        self, transform: Transform, draw: int, prepare: Callable[[Weights], Weights] = lambda weights: weights
+    ) -> tuple[Weights, Transform]:
+        """B perturbed by its rounding and prepared, and the transform that is found for it and a perturbed A."""
+        seeds = self.seed + 2 * draw, self.seed + 2 * draw + 1
+        a, b = (
+            prepare(perturbed(w, rounding_units(w, self.precision), seed=s, zeros=False))
+            for w, s in zip((self.a, self.b), seeds)
+        )
+        return b, refine_transform(a, b, transform, self.device)
 
     def without_degeneracies(self, found: TransformEvidence) -> TransformEvidence:
         """A transform between the two models after the freedom of larger groups was removed from both."""
@@ -241,12 +282,52 @@ class _ModelPair:
             return found
         steps = (*(f"A, {note}" for note in notes_a), *(f"B, {note}" for note in notes_b))
         reduced = replace(self.aligned("larger group", a, b), steps=steps)
+        if not reduced.fits and reduced.transform is not None:  # what removes the freedom amplifies rounding, too
+            refits = [self._refit(reduced.transform, k, lambda w: remove_degeneracies(w)[0]) for k in range(REFITS)]
+            reduced = replace(reduced, residuals=self.residuals(a, b, reduced.transform, refits=refits))
         return reduced if reduced.fits else found
+
+    def align_balanced(self, found: TransformEvidence) -> TransformEvidence:
+        """A transform found between the two models with balanced heads, where those of one are far from it."""
+        balance_a, balance_b = _head_balance(self.a), _head_balance(self.b)
+        if not balance_a.elements and not balance_b.elements:
+            return found
+        between = self.aligned("group", balance_a.apply(self.a), balance_b.apply(self.b)).transform
+        assert between is not None
+        transform = balance_a.inverse().compose(between.compose(balance_b, self.b.arch), self.b.arch)
+        better = replace(found, transform=transform, residuals=self.residuals(self.a, self.b, transform))
+        return better if better.fits else found
 
     def aligned(self, kind: Kind, a: Weights, b: Weights) -> TransformEvidence:
         matcher = WeightMatching(scope="model")
         found = align(b, to=a, matcher=matcher, dtype="float32", device=self.device, verify=False)
         return TransformEvidence(kind, found.transform, self.residuals(a, b, found.transform))
+
+
+def _settings_text(settings: Mapping[str, tuple[Any, Any]]) -> str:
+    (key, (x, y)), more = next(iter(settings.items())), len(settings) - 1
+    others = f" ({more} more keys differ)" if more else ""
+    name = key if " " in key else f"config.json: {key}"
+    return f"{name}: A has {x!s:.200}, B has {y!s:.200}{others}"
+
+
+def _head_balance(weights: Weights) -> Transform:
+    """The transform that balances the layers with a head of very different queries and keys, or values and outputs: an
+    alignment weighs the tensors as they are, and would see only the large ones."""
+    arch, tensors, elements = weights.arch, AsFloat64(weights), dict[str, Element]()
+    for heads in arch.heads():
+        m = attention_matrices(arch, heads, tensors)
+        if max(_imbalance(m.q, m.k), _imbalance(m.v, m.o)) > MAX_IMBALANCE:
+            elements[heads.name] = balance_heads(m, heads, smallest_singular_value(weights.dtype))
+    return Transform(arch.family, dict(arch.spaces), elements)
+
+
+def _imbalance(x: Tensor, y: Tensor) -> float:
+    """The largest ratio, over the heads, between the sizes of two factors; 1 for heads of zeros."""
+    x, y = (torch.linalg.vector_norm(each, dim=(1, 2)) for each in (x, y))
+    x, y = (each.repeat_interleave(max(len(x), len(y)) // len(each)) for each in (x, y))
+    ratios = torch.where((x > 0) & (y > 0), x / y, 1)
+    return float(torch.maximum(ratios, 1 / ratios).max())
 
 
 def _check_same_task(a: Weights, b: Weights) -> None:
@@ -257,6 +338,9 @@ def _check_same_task(a: Weights, b: Weights) -> None:
         found = [next((w.config[k] for k in keys if w.config.get(k) is not None), None) for w in (a, b)]
         require_equal(what, *found, remedy=remedy)
     require_equal("class", _output_class(a), _output_class(b), remedy=remedy)
+    if _output_class(a) in a.family.optional_pooler:
+        pooler = [any("pooler" in name for name in w) for w in (a, b)]
+        require_equal("pooler", *("one" if each else "none" for each in pooler), remedy=remedy)
     for name in a.arch.tensors:
         sizes = [_open_sizes(w, name) for w in (a, b)]
         if None not in sizes:
@@ -316,19 +400,25 @@ def decide(
 ) -> Verdict:
     """`same` if the transform fits and there is no witness, `different` if it does not fit and there is one."""
     worst, witness = worst_input(compared), find_witness(compared)
-    if evidence.fits and witness is None:
+    lost = max(compared, key=lambda c: c.difference)
+    if evidence.fits and witness is None and lost.difference <= MAX_ROUNDING:
         reason = _reason_same(evidence, worst, len(compared), precision)
         return Verdict("same", reason, precision, evidence, worst, len(compared))
-    near = sufficient_precision(evidence.worst.ratio, precision) if evidence.worst and not evidence.fits else None
+    near = sufficient_precision(evidence.worst.excess, precision) if evidence.worst and not evidence.fits else None
     check = witness is None or a.arch.sizes.n_heads != b.arch.sizes.n_heads
     failed = (*failed_conditions(a, "A"), *failed_conditions(b, "B")) if check else ()
     answer: Answer = "undecided" if witness is None or evidence.fits else "different"
-    if witness is None:
+    if witness is None and evidence.fits:
+        reason = (
+            f"an element fits, but outputs differ by {lost.difference:.1e} on an input ({lost.probe.label}): rounding "
+            f"of {precision} alone makes {lost.rounding:.1e}, so that nothing is left to compare"
+        )
+    elif witness is None:
         reason = _reason_unproven(evidence, len(compared), failed)
     elif evidence.fits:
         reason = (
-            f"tolerance: an element fits, but outputs differ by {worst.difference:.1e} on an input "
-            f"({worst.probe.label}), where rounding makes {worst.rounding:.1e}"
+            f"tolerance: an element fits, but outputs differ by {witness.difference:.1e} on an input "
+            f"({witness.probe.label}), where rounding makes {witness.rounding:.1e}"
         )
     else:
         reason = _reason_different(a, b, evidence, witness, failed, near)
@@ -344,7 +434,7 @@ def _reason_same(evidence: TransformEvidence, outputs: ComparedInput, n_inputs: 
     )
     return (
         f"up to rounding of {precision}: {how} brings B to A within {evidence.worst.ratio:.2g} × rounding (allowed "
-        f"{RESIDUAL_THRESHOLD:g}), and outputs differ by at most {outputs.difference:.1e} on {n_inputs} inputs "
+        f"{evidence.worst.allowed:.2g}), and outputs differ by at most {outputs.difference:.1e} on {n_inputs} inputs "
         f"(rounding alone: {outputs.rounding:.1e})"
     )
 
@@ -371,7 +461,7 @@ def _reason_different(
     n_a, n_b = a.arch.sizes.n_heads, b.arch.sizes.n_heads
     if n_a != n_b and not failed:
         text += f"; {n_a} and {n_b} heads of full rank with distinct patterns are never the same function"
-    return text + (f"; all of it within {RESIDUAL_THRESHOLD:g} × the rounding of {near}" if near else "")
+    return text + (f"; all of it within the rounding of {near}" if near else "")
 
 
 def _reason_unproven(evidence: TransformEvidence, n_inputs: int, failed: tuple[FailedCondition, ...]) -> str:

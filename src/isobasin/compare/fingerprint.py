@@ -13,23 +13,26 @@ import hashlib
 import json
 import math
 import string
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from isobasin.alignment.problem import rotary_settings
 from isobasin.arch import Axis, HeadSpace, Space
-from isobasin.compare.canonical import fixed_numbers, pair_weights, stream_rows
+from isobasin.compare.canonical import pair_weights
+from isobasin.compare.stream_frame import fixed_numbers, stream_rows
+from isobasin.compare.uncertainty import Doubt, noise_of
+from isobasin.config_keys import unknown_settings
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
-from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
-from isobasin.views import Tensors
+from isobasin.symmetries.normal_form import MOVES, NormalForm, norms_without_bias, unit_rows
+from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
 VERSION = "ib1"
+SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
 EACH = 8  # entries of each kind
 SOFTENING = 0.1  # of the largest table: added to the norm by which a table is divided, so rounding is not amplified
@@ -84,6 +87,67 @@ class Fingerprint:
         return bool(steps) and max(steps) <= 1
 
 
+@dataclass(frozen=True)
+class FingerprintComparison:
+    """Two fingerprints entry by entry: `apart` beyond one quantum, `uncertain` those that rounding may account for."""
+
+    steps: tuple[int, ...]
+    apart: int
+    uncertain: int
+
+    @property
+    def equal(self) -> bool | None:
+        """None: the only entries that differ are those that rounding of the files may change by as much."""
+        if not self.steps or self.apart > self.uncertain:
+            return False
+        return None if self.apart else True
+
+
+def compare_fingerprints(x: Fingerprint, y: Fingerprint, errors: Sequence[float] = ()) -> FingerprintComparison:
+    """Compare two fingerprints; `errors` are those of their entries in quanta, as `entry_errors` estimates them."""
+    steps = x.steps(y)
+    allowed = [1 + (math.ceil(4 * e) if e > SAFE_ERROR else 0) for e in errors] or [1] * len(steps)
+    apart = [step for step in steps if step > 1]
+    uncertain = [step for step, most in zip(steps, allowed, strict=True) if 1 < step <= most] if steps else []
+    return FingerprintComparison(steps, len(apart), len(uncertain))
+
+
+def entry_errors(weights: Weights) -> tuple[float, ...]:
+    """How much a usual rounding of every weight of the file changes each entry, in quanta; measured."""
+    return tuple(((invariants(weights) - invariants(_rounded(weights))).abs() / QUANTUM).tolist())
+
+
+def doubts(errors: Sequence[float]) -> list[Doubt]:
+    """The kinds of entries that a copy may not share, with the largest change in quanta."""
+    found = []
+    for kind, start, stop in _sections():
+        largest = max(errors[start:stop])
+        if largest > SAFE_ERROR:
+            reason = "rounding of the file changes its entries by more than a quantum"
+            found.append(Doubt(kind, reason, largest))
+    return found
+
+
+def _sections() -> Iterator[tuple[str, int, int]]:
+    """Every kind of entries, and where they are."""
+    start = 0
+    for kind, count in (*((k, EACH) for k in KINDS), *((k, 2) for k in SIZES), ("size of the tables", 1)):
+        yield kind, start, start + count
+        start += count
+
+
+def _rounded(weights: Weights) -> Weights:
+    """The model with every weight larger or smaller, by fixed signs, by the root mean square of a rounding error."""
+
+    def moved(name: str) -> Tensor:
+        x, step = weights[name].to("cpu", torch.float64), torch.finfo(weights.dtypes[name]).eps / 12**0.5
+        return x * (1 + step * fixed_numbers(f"rounding {name}", *x.shape).sign())
+
+    names = [n for n, pattern in weights.arch.tensors.items() if not pattern.buffer]
+    changes = {name: lambda _, n=name: moved(n) for name in names}
+    return replace(weights, tensors=View(weights, changes), changed=weights.changed | set(names), exact=False)
+
+
 def fingerprint(weights: Weights) -> Fingerprint:
     """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64."""
     found = (invariants(weights) / QUANTUM).round().clamp(-_HALF, _HALF - 1)
@@ -95,21 +159,50 @@ def invariants(weights: Weights) -> Tensor:
     model = NormalForm.for_comparison(weights)
     sketch, stream = _Sketch.of(model), model.arch.stream.name
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES)}
+    products: list[_Product] = []
     found["ends"].append((sketch.left * sketch.right).mean(1) * sketch.left.shape[1] ** 0.5)
     found["vectors"] += _vector_features(model, stream, model.without_space() | model.folded(stream), sketch)
+    found["vectors"] += [_plain(f"constants {name}", values) for name, values in sketch.constants.items()]
     for space in model.spaces:
         place = weights.arch.spaces[space]
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
         if isinstance(place, HeadSpace):
-            features = _head_features(attention_matrices(weights.arch, place, tensors), place, sketch)
+            m = _with_constants(model, place, attention_matrices(weights.arch, place, tensors))
+            features = _head_features(m, place, sketch)
         else:
             features = _unit_features(model, place, tensors, sketch)
-        for kind, value in features.items():
-            found[kind].append(value)
+        products += features
         found["vectors"] += _vector_features(model, space, tensors, sketch)
+    for kind, values in _relative_products(products, min(noise_of(weights), 1e-3)).items():
+        found[kind] += values
     mixed = [_mixed(kind, found[kind]) for kind in KINDS]
     sizes = [_level_and_slope(kind, found[kind]) for kind in SIZES]
     return torch.cat([*mixed, *sizes, torch.tensor([sketch.log_size], dtype=torch.float64)])
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of weights between the sketch vectors, the norm to divide it by, and the square of its size."""
+
+    kind: str
+    value: Float[Tensor, " k"]
+    norm: Tensor
+    size: Tensor
+
+
+def _relative_products(products: Sequence[_Product], empty: float) -> dict[str, list[Tensor]]:
+    """Every product divided by its norm, and the logarithm of its size.
+
+    A product below the share `empty` of the largest is rounding (a layer that writes nothing, behind gains of zero): it
+    counts as zero.
+    """
+    found: dict[str, list[Tensor]] = {key: [] for p in products for key in (p.kind, f"size {p.kind}")}
+    largest = max((float(p.size) for p in products), default=0.0)
+    for p in products:
+        seen = float(p.size) > empty**2 * largest
+        found[p.kind].append(_ratio(p.value, p.norm) if seen else torch.zeros_like(p.value))
+        found[f"size {p.kind}"].append(_log_root(p.size if seen else torch.zeros_like(p.size)))
+    return found
 
 
 def _mixed(kind: str, values: Sequence[Tensor]) -> Tensor:
@@ -131,9 +224,11 @@ def _digest(weights: Weights) -> str:
     """Eight hexadecimal digits of everything that must agree before entries can be compared."""
     arch = weights.arch
     shapes = {name: arch.shapes[name] for name, pattern in arch.tensors.items() if not pattern.buffer}
-    settings = {key: weights.config.get(key, default) for key, default in weights.family.settings.items()}
-    rotary = rotary_settings(weights.config) if any(heads.rotary for heads in arch.heads()) else {}
-    text = json.dumps([arch.family, vars(arch.sizes), shapes, settings, rotary], sort_keys=True, default=str)
+    settings = {key: weights.settings[key] for key in weights.family.settings}
+    rotary = dict(arch.rotary) if any(heads.rotary for heads in arch.heads()) else {}
+    unusual = weights.family.unusual_settings(weights.config) | unknown_settings(weights)
+    content = [arch.family, vars(arch.sizes), shapes, settings, rotary, *([unusual] if unusual else [])]
+    text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -145,24 +240,47 @@ class _Sketch:
     right: Float[Tensor, "k d"]
     scale: float  # root mean square of the largest table's product
     log_size: float  # logarithm of the size of all tables together
+    constants: Mapping[str, Tensor]  # of tables that hold one along the all-ones vector
 
     @staticmethod
     def of(model: NormalForm) -> "_Sketch":
         """From every table among embeddings and head, with about the same weight whatever its size."""
-        found, heights = [], []
+        found, heights, holding = [], [], _holding_constants(model)
+        constants: dict[str, Tensor] = {}
         for name, rows in stream_rows(model, model.arch.stream.name):
+            if name in holding:
+                constants[name] = rows.sum(1)
+                rows = rows - rows.mean(1, keepdim=True)
             found.append(fixed_numbers(f"sketch {name}", 2 * EACH, len(rows)) @ rows / len(rows) ** 0.5)
             heights.append(len(rows))
         sizes = [float(x.square().mean().sqrt()) for x in found]
-        most = max(sizes)
+        most = max(*sizes, 1e-30)
         weights = [1 / (s**2 + (SOFTENING * most) ** 2) ** 0.5 if h > 1 else 1 / most for s, h in zip(sizes, heights)]
         total = torch.stack([w * x for w, x in zip(weights, found)]).sum(0)
-        total = total / total.square().mean(-1, keepdim=True).sqrt()
-        return _Sketch(total[:EACH], total[EACH:], most, math.log(math.hypot(*sizes)))
+        total = total / total.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+        return _Sketch(total[:EACH], total[EACH:], most, math.log(math.hypot(*sizes, 1e-30)), constants)
 
 
-def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> dict[str, Tensor]:
-    """`vo` and `qk`: the products of a layer's heads between the sketch vectors, divided by their norm."""
+def _holding_constants(model: NormalForm) -> frozenset[str]:
+    """Readers without a bias, which hold a constant along the all-ones vector, and the shifts of their norms: where the
+    stream has a sign, that component does not change with it, unlike the others."""
+    if model.arch.stream.kind != "permutation±":
+        return frozenset()
+    norms = norms_without_bias(model.arch).values()
+    readers = {reader.weight for norm in norms for reader in norm.readers if reader.bias is None}
+    return frozenset(readers | {norm.norm.shift for norm in norms})
+
+
+def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -> AttentionMatrices:
+    """Q, K and V with such constants as their last row, where a bias would be."""
+    if _holding_constants(model).isdisjoint(name for name, *_ in model.arch.carriers(heads.qk)):
+        return m
+    q, k, v = (torch.cat([x - x.mean(1, keepdim=True), x.sum(1, keepdim=True)], 1) for x in (m.q, m.k, m.v))
+    return AttentionMatrices(q, k, v, m.o)
+
+
+def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> list[_Product]:
+    """`vo` and `qk`: the products of a layer's heads between the sketch vectors."""
     q, k, v, o, r = m.q, m.k, m.v, m.o, heads.rotary
     left, right = sketch.left, sketch.right
     if q.shape[1] > left.shape[1]:  # the matrices have a row for the bias
@@ -179,12 +297,10 @@ def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> d
         scores = scores + (left_q * right_k.conj() * pair_weights(r // 2)).sum(-1).real
         sizes = [x.abs().square().sum(-2) for x in (rotary_q, rotary_k)]
         score_size = score_size + (sizes[0] * sizes[1]).sum()
-    return {
-        "vo": _ratio(weight.to(values) @ values, value_size.sqrt()),
-        "qk": _ratio(weight.to(scores) @ scores, score_size.sqrt()),
-        "size vo": _log_root(value_size),
-        "size qk": _log_root(score_size),
-    }
+    return [
+        _Product("vo", weight.to(values) @ values, value_size.sqrt(), value_size),
+        _Product("qk", weight.to(scores) @ scores, score_size.sqrt(), score_size),
+    ]
 
 
 def _product_size(x: Tensor, y: Tensor) -> Tensor:
@@ -192,8 +308,8 @@ def _product_size(x: Tensor, y: Tensor) -> Tensor:
     return ((x.mT @ x) * (y.mT @ y)).sum()
 
 
-def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _Sketch) -> dict[str, Tensor]:
-    """`ff`: the sum over units of (gate·) up · down between the sketch vectors, divided by the norm of its terms."""
+def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _Sketch) -> list[_Product]:
+    """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
     gated, stream = False, model.arch.stream
@@ -206,7 +322,7 @@ def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _S
     gate = seen["permuted"] if gated else torch.ones_like(seen["dual"])
     terms = gate * seen["primal"] * seen["dual"]
     size = (sizes["primal"] * sizes["dual"] * (sizes["permuted"] if gated else 1)).sum()
-    return {"ff": _ratio(terms.sum(1), terms.square().sum(1).sqrt()), "size ff": _log_root(size)}
+    return [_Product("ff", terms.sum(1), terms.square().sum(1).sqrt(), size)]
 
 
 def _axes(model: NormalForm, name: str) -> tuple[Axis, ...]:
@@ -219,8 +335,7 @@ def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _S
         axes = [word for word in _axes(model, name) if word.terms]
         x = tensor.to("cpu", torch.float64)
         if not axes:
-            weights = fixed_numbers(f"plain {name}", x.numel(), EACH)
-            yield x.flatten() @ weights / (x.norm() + SOFTENING * x.numel() ** 0.5)
+            yield _plain(f"plain {name}", x.flatten())
         elif any(len(word.terms) != 1 or model.arch.space_of(word.terms[0]) != model.arch.stream for word in axes):
             continue
         elif x.dim() == 2 and len(axes) == 2:
@@ -229,6 +344,11 @@ def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _S
             yield _ratio((sketch.left * sketch.right) @ (x - x.mean()), x.norm())
         elif x.dim() == 1 and space != model.arch.stream.name:
             yield sketch.left @ x / len(x) ** 0.5 / (x.square().mean().sqrt() + SOFTENING * sketch.scale)
+
+
+def _plain(label: str, x: Float[Tensor, " n"]) -> Tensor:
+    """Numbers that no group element moves, against fixed numbers."""
+    return x @ fixed_numbers(label, x.numel(), EACH) / (x.norm() + SOFTENING * x.numel() ** 0.5)
 
 
 def _ratio(x: Tensor, size: Tensor) -> Tensor:

@@ -4,33 +4,19 @@ Inputs are random ones, ones with a structure that random inputs never have, and
 which the outputs differ by far more than rounding explains is a witness that the functions differ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from isobasin.compare.residual import perturbed, rounding_units
-from isobasin.errors import ArchitectureError
-from isobasin.runtime import (
-    Inputs,
-    max_length,
-    module_of,
-    places,
-    pretrained_class,
-    random_inputs,
-    run_module,
-    vocabulary_size,
-)
-from isobasin.views import trim_heap
+from isobasin.runtime import Inputs, Runner, max_length, output_difference, random_inputs, vocabulary_size
 from isobasin.weights import Weights
 
 WITNESS_THRESHOLD = 10.0  # multiples of the noise floor of the outputs; measured: copies stay below 3
 CERTAIN_THRESHOLD = 30.0  # the same; above it large unrelated models are not aligned
-MAX_LOADED_PARAMETERS = 40_000_000  # larger models are streamed: each module's weights are read when it runs
+MAX_ROUNDING = 0.5  # of outputs, relative to the largest; above it rounding leaves nothing to compare
 PERTURBED_COPIES = 2  # per model
 SEARCH_ROUNDS, SEARCH_VARIANTS = 12, 4
 MAX_PRINTED = 4096  # numbers of an input in JSON
@@ -53,7 +39,8 @@ def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Pr
     if "pixel_values" in drawn[0]:
         structured = {label: drawn[0] | {"pixel_values": x} for label, x in _images(drawn[0]["pixel_values"]).items()}
     else:
-        structured = {k: _with_tokens(shorter, ids, seed) for k, ids in _token_ids(shorter, seed, brief).items()}
+        ids_by_label = _token_ids(shorter, seed, brief) | _padded_ids(a, b, drawn[0]["input_ids"][0])
+        structured = {label: _with_tokens(shorter, ids, seed) for label, ids in ids_by_label.items()}
     return [*(Probe("random", each) for each in drawn), *(Probe(label, each) for label, each in structured.items())]
 
 
@@ -76,10 +63,13 @@ def _max_length(weights: Weights) -> int:
     return min(MAX_LENGTH, max_length(weights) or MAX_LENGTH)
 
 
+def _affordable_length(weights: Weights) -> int:
+    return max(USUAL_LENGTH, int(MAX_OPERATIONS / max(1, weights.n_params) / 2))
+
+
 def _token_ids(weights: Weights, seed: int, brief: bool) -> dict[str, Tensor]:
     """Tokens with a structure, by label."""
-    most = max(USUAL_LENGTH, int(MAX_OPERATIONS / max(1, weights.n_params) / 2))
-    usual, long = min(USUAL_LENGTH, _max_length(weights)), min(_max_length(weights), most)
+    usual, long = min(USUAL_LENGTH, _max_length(weights)), min(_max_length(weights), _affordable_length(weights))
     n = vocabulary_size(weights) or 2
     rng = torch.Generator().manual_seed(seed)
     one, two = torch.randint(n, (2,), generator=rng).tolist()
@@ -96,6 +86,13 @@ def _token_ids(weights: Weights, seed: int, brief: bool) -> dict[str, Tensor]:
             "every position": torch.randint(n, (long,), generator=rng),
         }
     return structured
+
+
+def _padded_ids(a: Weights, b: Weights, ids: Tensor) -> dict[str, Tensor]:
+    """Tokens that end in padding, for classifiers, which read the last token that is none."""
+    found = {pad for w in (a, b) if isinstance(pad := w.settings.get("pad_token_id"), int)}
+    valid = sorted(pad for pad in found if 0 <= pad < vocabulary_size(a))
+    return {f"padded with {pad}": torch.cat([ids[:-1], torch.tensor([pad])]) for pad in valid if len(ids) > 1}
 
 
 def _with_tokens(weights: Weights, ids: Tensor, seed: int) -> Inputs:
@@ -116,92 +113,6 @@ def _images(x: Tensor) -> dict[str, Tensor]:
         "one bright pixel": spot,
         "ramp": (columns / columns.max().clamp(min=1) * 2 - 1).expand_as(x).clone(),
     }
-
-
-@dataclass(frozen=True)
-class Runner:
-    """A model that is ready to run: loaded as a whole, or streamed where it is large."""
-
-    weights: Weights
-
-    @property
-    def streamed(self) -> bool:
-        return self.weights.n_params > MAX_LOADED_PARAMETERS and not self.weights.family.own
-
-    @cached_property
-    def module(self) -> nn.Module:
-        return _streamed_module(self.weights) if self.streamed else module_of(self.weights)
-
-    def run(self, inputs: Sequence[Inputs]) -> list[Tensor]:
-        """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
-        # transformers refuses several inputs at once for a classifier without a padding token.
-        is_classifier = any(name.startswith("score") for name in self.weights)
-        single = is_classifier and self.weights.config.get("pad_token_id") is None
-        with torch.no_grad():
-            if not self.streamed or single:
-                return [run_module(self.weights, self.module, each)[0] for each in inputs]
-            found: dict[int, Tensor] = {}
-            by_shape: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
-            for number, each in enumerate(inputs):
-                by_shape.setdefault(tuple((key, x.shape) for key, x in each.items()), []).append(number)
-            for chosen in by_shape.values():
-                batch = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
-                found |= dict(zip(chosen, run_module(self.weights, self.module, batch)))
-                trim_heap()
-        return [found[i] for i in range(len(inputs))]
-
-
-class _EmptyOnMeta(TorchFunctionMode):
-    """`torch.empty` gives tensors without storage, so weights take no memory; buffers that are computed do exist."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        settings = dict(kwargs or {})
-        if func is torch.empty:
-            settings["device"] = "meta"
-        return func(*args, **settings)
-
-
-def _streamed_module(weights: Weights) -> nn.Module:
-    """The transformers class that config.json names, in float32; hooks read the weights of a module before it runs and
-    drop them afterwards."""
-    kind, config, options = pretrained_class(weights)
-    with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
-        model: nn.Module = kind._from_config(config, attn_implementation="eager", dtype=torch.float32, **options)
-    model.config.use_cache = False  # type: ignore[union-attr]
-    model.requires_grad_(False)
-    sources = _source_tensors(weights, model)
-    for prefix, module in model.named_modules():
-        keys = [key for key, parameter in module._parameters.items() if parameter is not None]
-        names = {key: sources[f"{prefix}.{key}" if prefix else key] for key in keys}
-        if names:
-            module.register_forward_pre_hook(partial(_load_parameters, weights, names))
-            module.register_forward_hook(_drop_parameters)
-    return model.eval()
-
-
-def _source_tensors(weights: Weights, model: nn.Module) -> dict[str, str]:
-    """The tensor of the checkpoint for every parameter of the module; tied parameters share one."""
-    known = {memory: name for name, memory in places(weights, model).items()}
-    named = dict(model.named_parameters(remove_duplicate=False))
-    by_identity = {id(named[memory]): name for memory, name in known.items() if memory in named}
-    found = {}
-    for memory, parameter in named.items():
-        name = known.get(memory) or by_identity.get(id(parameter)) or weights.arch.aliases.get(memory)
-        if name is None:
-            raise ArchitectureError(f"{memory}: transformers expects this tensor, the checkpoint does not have it")
-        found[memory] = name
-    return found
-
-
-def _load_parameters(weights: Weights, names: dict[str, str], module: nn.Module, _: Any) -> None:
-    for key, name in names.items():
-        module._parameters[key] = nn.Parameter(weights[name].to(torch.float32), requires_grad=False)
-
-
-def _drop_parameters(module: nn.Module, _: Any, __: Any) -> None:
-    for key, loaded in module._parameters.items():
-        if loaded is not None:
-            module._parameters[key] = nn.Parameter(torch.empty_like(loaded, device="meta"), requires_grad=False)
 
 
 @dataclass(frozen=True)
@@ -253,49 +164,63 @@ class OutputComparison:
     b: Weights
     precision: str
     seed: int
+    attention: str = "eager"
 
     @property
     def streamed(self) -> bool:
         return Runner(self.a).streamed or Runner(self.b).streamed
 
+    def _runner(self, weights: Weights) -> Runner:
+        return Runner(weights, self.attention)
+
     def compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
         """Differences and noise floors; the floor of an input is at least the median over these inputs, because some
         inputs hide rounding by chance."""
         inputs = [probe.inputs for probe in probes]
-        outputs_a, outputs_b = Runner(self.a).run(inputs), Runner(self.b).run(inputs)
+        outputs_a, outputs_b = self._runner(self.a).run(inputs), self._runner(self.b).run(inputs)
         floors = [0.0] * len(inputs)
         for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
             units, dtype = rounding_units(weights, self.precision), torch.float32 if Runner(weights).streamed else None
             for copy in range(PERTURBED_COPIES):
-                runner = Runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
-                moved = (_difference(x, y, z) for x, y, z in zip(outputs, runner.run(inputs), outputs_a))
+                runner = self._runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
+                moved = (output_difference(x, y, z) for x, y, z in zip(outputs, runner.run(inputs), outputs_a))
                 floors = [max(floor, each) for floor, each in zip(floors, moved)]
         usual = sorted(floors)[len(floors) // 2]
         return [
-            ComparedInput(probe, x, y, _difference(x, y, x), max(floor, usual))
+            ComparedInput(probe, x, y, output_difference(x, y, x), max(floor, usual))
             for probe, x, y, floor in zip(probes, outputs_a, outputs_b, floors)
         ]
 
-    def with_token_probe(self, compared: list[ComparedInput], tokens: Sequence[int]) -> list[ComparedInput]:
-        """The comparisons and one more on these tokens; unchanged where there are none or the models read no tokens."""
-        if not tokens or "input_ids" not in compared[0].inputs:
+    def with_row_probes(
+        self, compared: list[ComparedInput], rows: Mapping[str, tuple[int, ...]]
+    ) -> list[ComparedInput]:
+        """The comparisons and more on the tokens and positions of these rows (by tensor, worst first): on all of the
+        tokens, and on the worst alone, as others may hide it. Unchanged without rows, or where no tokens are read."""
+        if not rows or "input_ids" not in compared[0].inputs:
             return compared
         shorter = min(self.a, self.b, key=_max_length)
+        tokens, positions = (
+            [row for name, each in rows.items() if self.a.arch.shapes[name][0] == size for row in each]
+            for size in (vocabulary_size(shorter), max_length(shorter))
+        )
         usual = min(USUAL_LENGTH, _max_length(shorter))
-        ids = torch.tensor(list(tokens)).repeat(usual)[:usual] % (vocabulary_size(shorter) or 2)
-        probe = Probe("tokens whose rows differ most", _with_tokens(shorter, ids, self.seed))
-        return self._with_probe(compared, probe)
+        length = max(usual, min(max(positions, default=0) + 1, _affordable_length(shorter)))
+        drawn = random_inputs(shorter, n=1, length=length, seed=self.seed)[0]
+        for chosen in (tokens, tokens[:1]) if tokens else (drawn["input_ids"][0].tolist(),):
+            ids = torch.tensor(chosen).repeat(length)[None, :length]
+            compared = self._with_probe(compared, Probe("tokens whose rows differ most", drawn | {"input_ids": ids}))
+        return compared
 
     def with_search(self, compared: list[ComparedInput]) -> list[ComparedInput]:
         """The comparisons and one more: the best of many variants; each round starts from the best input so far."""
         rng = torch.Generator().manual_seed(self.seed)
-        runners, start = (Runner(self.a), Runner(self.b)), worst_input(compared)
+        runners, start = (self._runner(self.a), self._runner(self.b)), worst_input(compared)
         most, best = start.difference, start.probe
         for _ in range(1 if self.streamed else SEARCH_ROUNDS):
             variants = [_variant(best, self.a, rng) for _ in range(SEARCH_VARIANTS)]
             outputs = [runner.run([variant.inputs for variant in variants]) for runner in runners]
             for variant, x, y in zip(variants, *outputs):
-                if (difference := _difference(x, y, x)) > most:
+                if (difference := output_difference(x, y, x)) > most:
                     most, best = difference, variant
         return compared if best is start.probe else self._with_probe(compared, best)
 
@@ -305,23 +230,12 @@ class OutputComparison:
         return [*compared, *self.compare([probe, reference])[:1]]
 
 
-def _difference(x: Tensor, y: Tensor, scale: Tensor) -> float:
-    """max |x − y| / max |scale|; infinite where exactly one of the two is finite."""
-    finite = torch.isfinite(x) & torch.isfinite(y)
-    if bool((torch.isfinite(x) != torch.isfinite(y)).any()):
-        return float("inf")
-    if not bool(finite.any()):
-        return 0.0
-    size = scale[torch.isfinite(scale)].abs().max() if bool(torch.isfinite(scale).any()) else torch.ones(())
-    return float((x - y)[finite].abs().max() / size.clamp(min=1e-30))
-
-
 def worst_input(compared: list[ComparedInput]) -> ComparedInput:
     """The input on which the outputs differ most relative to the noise floor."""
     return max(compared, key=lambda c: c.ratio)
 
 
 def find_witness(compared: list[ComparedInput]) -> ComparedInput | None:
-    """The worst input, if its difference is far above the noise floor."""
-    worst = worst_input(compared)
-    return worst if worst.ratio > WITNESS_THRESHOLD else None
+    """The worst input, if its difference is far above the noise floor. Where rounding destroys the outputs, none."""
+    worst = worst_input([c for c in compared if c.rounding <= MAX_ROUNDING] or compared)
+    return worst if worst.ratio > WITNESS_THRESHOLD and worst.rounding <= MAX_ROUNDING else None

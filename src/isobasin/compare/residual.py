@@ -3,19 +3,23 @@
 Storing a weight in its type changes it by a relative error of at most u: 2⁻²⁴ for float32, 2⁻¹¹ for float16, 2⁻⁸ for
 bfloat16. The transform that leads from B to A amplifies B's rounding by its condition number, so no fixed tolerance is
 right. Instead B is perturbed at random by the rounding of its stored type and moved by the same transform. The change,
-together with A's own rounding, is the noise floor. Residuals are given in multiples of it, per tensor and also per row
-and column, so that a change to the embedding of one token is not hidden by the others.
+together with A's own rounding, is the noise floor. Residuals are given in multiples of it, per tensor and also per row,
+column and entry, each relative to its own noise floor: behind a norm the size of an embedding row does not matter, and
+neither a change of one token nor a change of a very small row may be hidden by the others.
+
+How large a multiple is allowed follows from the distribution of the noise (`limits`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from math import prod
+from functools import partial, reduce
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from isobasin.compare.limits import Entries, Judged, Lines, log_odds
 from isobasin.errors import IsobasinError
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import block_tensors, slices
@@ -24,26 +28,41 @@ from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-RESIDUAL_THRESHOLD = 2.5  # multiples of the noise floor; measured: copies of all families and types stay below 1.1
-LINE_FACTOR = 3.0  # a single row or column may exceed the threshold by this factor (measured: 3.3 floors in all)
-ZERO_FLOOR = 1e-5  # noise floor of a weight that is zero, in units of rounding; float64 arithmetic stays below it
-MIN_LINE_LENGTH = 8  # numbers; shorter rows and columns are not judged separately
-SMALL_TENSOR = 64  # numbers; a smaller tensor is perturbed several times, as one draw may be almost zero by chance
-SMALL_TENSOR_DRAWS = 8
+ARITHMETIC = 2.0**-48  # relative error of a moved weight that float64 arithmetic causes
+MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may cost without being noticed
+DRAWS, FEW_DRAWS = 8, 4  # perturbed copies of a tensor, and of one that is large
+LARGE_TENSOR = 2**20  # numbers
 CHUNK = 2**18  # numbers processed at once: larger pieces fragment the heap
+MAX_ROWS = 4  # rows of a table that are named as those that differ most
 OUTPUTS = "outputs"  # name for the tensors that no space moves: the biases of heads
 
 
+class Rounding(NamedTuple):
+    """The rounding of a type: relative to a number, and below `smallest` relative to that."""
+
+    unit: float
+    smallest: float
+
+    def errors(self, x: Tensor) -> Tensor:
+        """The largest rounding error of each number."""
+        return x.abs().clamp(min=self.smallest).mul_(self.unit)
+
+
+def rounding(dtype: torch.dtype) -> Rounding:
+    """Half a unit in the last place; at least float32's, because models are run in float32."""
+    info = max(torch.finfo(dtype), torch.finfo(torch.float32), key=lambda each: each.eps)
+    return Rounding(info.eps / 2, info.smallest_normal)
+
+
 def rounding_unit(dtype: torch.dtype) -> float:
-    """Half a unit in the last place, relative; at least float32's, because models are run in float32."""
-    return float(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)) / 2
+    return rounding(dtype).unit
 
 
-def rounding_units(weights: Weights, precision: str = "stored") -> dict[str, float]:
-    """The rounding unit of every tensor: of its stored type, or of a requested coarser one."""
-    least = 0.0 if precision == "stored" else rounding_unit(dtype_named(precision))
+def rounding_units(weights: Weights, precision: str = "stored") -> dict[str, Rounding]:
+    """The rounding of every tensor: of its stored type, or of a requested coarser one."""
+    least = Rounding(0.0, 0.0) if precision == "stored" else rounding(dtype_named(precision))
     stored = weights.dtypes.items()
-    return {name: max(rounding_unit(t), least) for name, t in stored if not weights.arch.tensors[name].buffer}
+    return {name: max(rounding(t), least) for name, t in stored if not weights.arch.tensors[name].buffer}
 
 
 def dtype_named(precision: str) -> torch.dtype:
@@ -54,21 +73,29 @@ def dtype_named(precision: str) -> torch.dtype:
 
 def coarsest_precision(*models: Weights, precision: str = "stored") -> str:
     """The name of the coarsest type among the weights, or of the requested one where that is coarser."""
-    worst = max(u for model in models for u in rounding_units(model, precision).values())
+    worst = max(r.unit for model in models for r in rounding_units(model, precision).values())
     return next(name for name, dtype in PRECISIONS.items() if rounding_unit(dtype) >= worst)
 
 
-def sufficient_precision(ratio: float, precision: str) -> str | None:
-    """The name of a coarser type whose rounding would explain a residual of this ratio."""
+def sufficient_precision(excess: float, precision: str) -> str | None:
+    """The name of a coarser type whose rounding would explain a residual that exceeds its limit by this factor."""
     unit = rounding_unit(PRECISIONS[precision])
     coarser = {name: unit / rounding_unit(dtype) for name, dtype in PRECISIONS.items() if rounding_unit(dtype) > unit}
-    return next((name for name, share in coarser.items() if ratio * share <= RESIDUAL_THRESHOLD), None)
+    return next((name for name, share in coarser.items() if excess * share <= 1), None)
 
 
-def perturbed(weights: Weights, units: Mapping[str, float], *, seed: int, dtype: torch.dtype | None = None) -> Weights:
-    """The model with simulated rounding: w (1 + u ξ), ξ uniform on [−1, 1].
+def perturbed(
+    weights: Weights,
+    roundings: Mapping[str, Rounding],
+    *,
+    seed: int,
+    dtype: torch.dtype | None = None,
+    zeros: bool = True,
+) -> Weights:
+    """The model with simulated rounding: w + ξ · (largest rounding error of w), ξ uniform on [−1, 1].
 
-    The result is in `dtype`, by default a type that represents the perturbation without further rounding.
+    A zero may be a number too small for the type; without `zeros` it stays what it is. The result is in `dtype`, by
+    default a type that represents the perturbation without further rounding.
     """
 
     def change(name: str, tensors: Tensors) -> Tensor:
@@ -78,20 +105,23 @@ def perturbed(weights: Weights, units: Mapping[str, float], *, seed: int, dtype:
         wide = torch.float32 if tensor.dtype.itemsize < 4 else torch.float64
         out = torch.empty(tensor.shape, dtype=dtype or wide, device=tensor.device)
         for part, into in zip(tensor.reshape(-1).split(CHUNK), out.view(-1).split(CHUNK)):
-            noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1)
-            into.copy_(noise.to(part.device, wide).mul_(units[name]).add_(1).mul_(part))
+            noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1).to(part.device, wide)
+            errors = torch.copysign(roundings[name].errors(part.to(wide)), part)
+            errors = errors if zeros else errors.where(part != 0, 0)
+            into.copy_(noise.mul_(errors).add_(part))
         return out
 
-    changes = {name: partial(change, name) for name in units}
+    changes = {name: partial(change, name) for name in roundings}
     return replace(weights, tensors=View(weights, changes), checkpoint=None)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """One space: ‖A − aligned B‖ / ‖A‖, the same for rounding alone, and the largest ratio of the two over its tensors.
+    """One space: ‖A − aligned B‖ / ‖A‖, the same for rounding alone; of the line (tensor, row, column or entry) that is
+    worst relative to its limit, the residual in multiples of its noise floor, and the limit.
 
-    `tensor` is the matrix with the largest ratio above the threshold, or the worst tensor where no matrix exceeds it. A
-    bias absorbs changes that reach it through a matrix, and may then deviate more than the matrix that was changed.
+    `tensor` is the worst matrix above its limit, or the worst tensor where no matrix exceeds it. A bias absorbs changes
+    that reach it through a matrix, and may then deviate more than the matrix that was changed.
     """
 
     kind: str  # the label of the space
@@ -99,8 +129,14 @@ class Residual:
     distance: float
     rounding: float
     ratio: float
+    allowed: float
     tensor: str
     lines: Mapping[str, tuple[int, ...]]  # by tensor, the rows of an open axis (tokens, positions) that differ most
+
+    @property
+    def excess(self) -> float:
+        """The ratio relative to its limit: above 1, rounding does not explain the residual."""
+        return self.ratio / self.allowed
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -109,6 +145,7 @@ class Residual:
             "distance": self.distance,
             "rounding": self.rounding,
             "ratio": self.ratio,
+            "allowed_ratio": self.allowed,
             "tensor": self.tensor,
         }
 
@@ -121,15 +158,15 @@ def residuals(
     precision: str,
     seed: int,
     device: torch.device,
-    perturbed_transform: Transform | None = None,
+    refits: Sequence[tuple[Weights, Transform]] = (),
 ) -> tuple[Residual, ...]:
     """The residual of every space that has a tensor, in the order of the model.
 
-    `perturbed_transform` is the transform found for perturbed B: the noise floor then also includes the uncertainty of
-    the transform itself.
+    `refits` are perturbed copies of B, each with the transform found for it: the noise floor then also includes the
+    uncertainty of the transform itself.
     """
     units_a, units_b = (rounding_units(model, precision) for model in (a, b))
-    pair = _AlignedPair(a, b, transform, perturbed_transform or transform, units_a, units_b, seed, device)
+    pair = _AlignedPair(a, b, transform, tuple(refits), units_a, units_b, seed, device)
     blocks = block_tensors(a.arch)
     moved = {name for names in blocks.values() for name in names}
     blocks[OUTPUTS] = tuple(n for n, p in a.arch.tensors.items() if not p.buffer and n not in moved)
@@ -142,45 +179,61 @@ def residuals(
     return tuple(found)
 
 
+def _space_residual(kind: str, layer: int | None, found: "Mapping[str, _TensorResidual]") -> Residual:
+    every = found.values()
+    residual, floor, size = (sum(getattr(p, key) for p in every) for key in ("residual", "floor", "size"))
+    suspects = {name: p for name, p in found.items() if p.is_matrix and p.ratio > p.allowed} or found
+    named = max(suspects, key=lambda name: suspects[name].excess)
+    scale, worst = max(size, 1e-300), max(every, key=lambda p: p.excess)
+    lines = {name: p.lines for name, p in found.items() if p.lines}
+    distances = (residual / scale) ** 0.5, (floor / scale) ** 0.5
+    return Residual(kind, layer, *distances, worst.ratio, worst.allowed, named, lines)
+
+
 @dataclass(frozen=True)
 class _TensorResidual:
-    """One tensor: squares of residual, noise floor and A; the largest ratio; the rows of an open axis with the largest
-    ratios."""
+    """One tensor: squares of residual, noise floor and A; the worst line's ratio and its limit; rows of an open axis
+    that are above theirs, worst first."""
 
     residual: float
     floor: float
     size: float
     ratio: float
+    allowed: float
     lines: tuple[int, ...]
     is_matrix: bool
 
+    @property
+    def excess(self) -> float:
+        return self.ratio / self.allowed
+
 
 def _tensor_residual(pair: "_AlignedPair", name: str) -> _TensorResidual:
-    by_line, size = pair.squares(name)
-    residual, floor = (float(x.sum()) for x in by_line[0])
-    ratio = float((residual / max(floor, 1e-300)) ** 0.5) if residual else 0.0
-    lines: tuple[int, ...] = ()
-    shape, pattern = pair.a.arch.shapes[name], pair.a.arch.tensors[name]
-    for axis, (squares, floors) in enumerate(by_line):
-        if len(shape) < 2 or prod(shape) // max(1, shape[axis]) < MIN_LINE_LENGTH:
-            continue
-        # The noise floor of a nearly empty row or column is at least a tenth of the mean.
-        ratios = (squares / floors.clamp(min=max(0.1 * float(floors.mean()), 1e-300))).sqrt()
-        ratio = max(ratio, float(ratios.max()) / LINE_FACTOR)
-        if axis == 0 and not pattern.roles[0].axes[0].terms:
-            lines = tuple(ratios.topk(min(4, len(ratios))).indices.tolist())
-    return _TensorResidual(residual, floor, size, ratio, lines, len(shape) > 1)
+    shape, x = pair.a.arch.shapes[name], log_odds(pair.a.n_params)
+    rows, columns, entries, sizes = pair.lines(name, x)
+    is_open = len(shape) > 1 and not pair.a.arch.tensors[name].roles[0].axes[0].terms
+    if is_open:
+        rows = _without_lost(rows, sizes, (pair.units_a[name], pair.units_b[name]))
+    judged = [lines.judged(x) for lines in (rows, columns, rows.total())]
+    # Single entries decide only where no line does: the worst of them says little about where two models part.
+    if max(float(each.excess.max()) for each in judged) <= 1:
+        judged.append(entries)
+    ratio, allowed = max((each.worst for each in judged), key=lambda worst: worst[0] / worst[1])
+    by_row = torch.maximum(judged[0].excess, entries.excess)
+    most = by_row.topk(min(MAX_ROWS, len(by_row))) if is_open else None
+    beyond = tuple(most.indices[most.values > 1].tolist()) if most else ()
+    residual, noise, *_ = rows.sums.sum(1).tolist()
+    return _TensorResidual(residual, noise, float(sizes.sum()), ratio, allowed, beyond, len(shape) > 1)
 
 
-def _space_residual(kind: str, layer: int | None, found: Mapping[str, _TensorResidual]) -> Residual:
-    every = found.values()
-    residual, floor, size = (sum(getattr(p, key) for p in every) for key in ("residual", "floor", "size"))
-    suspects = {name: p for name, p in found.items() if p.is_matrix and p.ratio > RESIDUAL_THRESHOLD} or found
-    worst = max(suspects, key=lambda name: suspects[name].ratio)
-    scale = max(size, 1e-300)
-    lines = {name: p.lines for name, p in found.items() if p.lines}
-    ratio = max(p.ratio for p in every)
-    return Residual(kind, layer, (residual / scale) ** 0.5, (floor / scale) ** 0.5, ratio, worst, lines)
+def _without_lost(rows: Lines, sizes: Tensor, roundings: Sequence[Rounding]) -> Lines:
+    """Rows below the smallest numbers of a type are lost in it: they agree within relative rounding, or not at all."""
+    least = max(r.unit * r.smallest for r in roundings)
+    lost = MAX_LOST**2 * sizes < rows.length * least**2
+    relative = sum(r.unit**2 for r in roundings) / 3 * sizes
+    residual, noise, known, squares = rows.sums
+    noise, known = (torch.where(lost, relative, each) for each in (noise, known))
+    return replace(rows, sums=torch.stack([residual, noise, known, squares]))
 
 
 @dataclass(frozen=True)
@@ -190,46 +243,55 @@ class _AlignedPair:
     a: Weights
     b: Weights
     transform: Transform
-    perturbed_transform: Transform
-    units_a: Mapping[str, float]
-    units_b: Mapping[str, float]
+    refits: tuple[tuple[Weights, Transform], ...]
+    units_a: Mapping[str, Rounding]
+    units_b: Mapping[str, Rounding]
     seed: int
     device: torch.device
 
-    def squares(self, name: str) -> tuple[list[tuple[Tensor, Tensor]], float]:
-        """Squares of residual and noise floor by row, the same by column, and the square of A's tensor."""
-        unit_a, unit_b, found = self.units_a[name], self.units_b[name], []
-        for t, h, noise in self._pieces(name):
-            # One draw may be small by chance, so the mean square of the rounding of moved B is added.
-            floor = noise + (unit_b * h).square() / 3 + (unit_a * t).square() / 3 + (ZERO_FLOOR * unit_a) ** 2
-            found.append((*_by_line((h - t).square()), *_by_line(floor), float(t.square().sum())))
-        rows, columns, row_floors, column_floors, sizes = zip(*found)
-        return [(torch.cat(rows), torch.cat(row_floors)), (sum(columns), sum(column_floors))], sum(sizes)
+    def lines(self, name: str, x: float) -> tuple[Lines, Lines, Judged, Tensor]:
+        """The rows of a tensor, its columns, the worst entry of each row, and the squares of A's rows."""
+        found = []
+        for t, h, draws in self._pieces(name):
+            known = self.units_a[name].errors(t).square() / 3
+            known += _arithmetic(t, h).square() if len(draws) else self.units_b[name].errors(h).square() / 3
+            here = Entries((h - t).square(), known, draws)
+            found.append((here.lines(0), here.lines(1), here.judged(x), t.square().sum((1, 2))))
+        rows, columns, entries, sizes = zip(*found)
+        worst = Judged(*(torch.cat([getattr(each, key) for each in entries]) for key in ("ratio", "allowed")))
+        return Lines.joined(rows), reduce(Lines.extended_by, columns), worst, torch.cat(sizes)
 
     def _pieces(self, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows of A, of moved B, and the squared effect of the perturbation of B on them, in float64."""
-        reference, start = self.a[name], 0
-        for number, piece in enumerate(slices(self.b, symmetry(self.b.arch), name)):
+        """Rows of A, of moved B, and what perturbations of B change in them, with three axes and in float64. Where
+        nothing is mixed, the noise is known without perturbations."""
+        reference, start, exact = self.a[name], 0, self.transform.exact and not self.refits
+        n_draws = 0 if exact else FEW_DRAWS if reference.numel() > LARGE_TENSOR else DRAWS
+        refits = (slices(copy, symmetry(copy.arch), name) for copy, _ in self.refits)
+        for number, (piece, *copies) in enumerate(zip(slices(self.b, symmetry(self.b.arch), name), *refits)):
             here = self.transform.apply(piece, device=self.device)[name]
-            n_draws = SMALL_TENSOR_DRAWS if here.numel() < SMALL_TENSOR else 1
-            sides = (
-                reference[start : start + len(here)],
-                here,
-                *(self._perturbed(piece, name, number, k) for k in range(n_draws)),
-            )
+            if self.refits:
+                moved = [t.apply(x, device=self.device)[name] for x, (_, t) in zip(copies, self.refits)]
+            else:
+                moved = [self._perturbed(piece, name, number, k) for k in range(n_draws)]
+            sides = (reference[start : start + len(here)], here, *moved)
             start += len(here)
             step = max(1, CHUNK * len(here) // max(1, here.numel()))
-            for few in zip(*(x.split(step) for x in sides)):
-                t, h, *others = (x.to("cpu", torch.float64) for x in few)
-                yield t, h, sum(((n - h).square() for n in others), torch.zeros_like(h)) / len(others)
+            for few in zip(*(side.split(step) for side in sides)):
+                t, h, *others = (_by_axes(side.to("cpu", torch.float64)) for side in few)
+                yield t, h, torch.stack([n - h for n in others]) if others else h.new_zeros(0, *h.shape)
 
     def _perturbed(self, piece: Weights, name: str, number: int, draw: int) -> Tensor:
         """Perturbed rows of B, moved; each piece and each draw has its own noise."""
         seed = self.seed + 7919 * number + 104_729 * draw
-        return self.perturbed_transform.apply(perturbed(piece, self.units_b, seed=seed), device=self.device)[name]
+        return self.transform.apply(perturbed(piece, self.units_b, seed=seed), device=self.device)[name]
 
 
-def _by_line(squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over each row, and over each column (of a vector: over all of it)."""
-    flat = squares.flatten(2) if squares.dim() > 2 else squares.reshape(len(squares), -1, 1)
-    return flat.sum((1, 2)), flat.sum((0, 2))
+def _arithmetic(t: Tensor, h: Tensor) -> Tensor:
+    """The error of float64 arithmetic: relative to the row and to the column of an entry."""
+    size = torch.maximum(t.abs(), h.abs())
+    return ARITHMETIC * torch.minimum(size.amax((1, 2), keepdim=True), size.amax((0, 2), keepdim=True))
+
+
+def _by_axes(x: Tensor) -> Tensor:
+    """Rows, columns and the rest; a vector is one column."""
+    return x.flatten(2) if x.dim() > 2 else x.reshape(len(x), -1, 1)

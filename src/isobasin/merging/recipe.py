@@ -4,7 +4,6 @@ The keys of the YAML file have the same meaning as in mergekit; a key that is no
 """
 
 import math
-import reprlib
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 import yaml
 
 from isobasin.checkpoint import DTYPE_POLICIES
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, brief, printable
 from isobasin.merging.average import Linear, Method, Slerp
 
 METHODS = ("linear", "slerp")
 DTYPES = tuple(name for name in DTYPE_POLICIES if name != "keep")
 MAX_ROUNDS = 10  # of the alignment to a mean
-MAX_BYTES = 2**20  # of a YAML file
+MAX_BYTES = 2**16  # of a YAML file: PyYAML needs quadratic time for some
 KEYS = ("models", "merge_method", "base_model", "parameters", "dtype", "tokenizer_source", "align")
 THEN_MERGEKIT = "align first (`isobasin align`), then mergekit"
 
@@ -198,7 +197,7 @@ class _Section:
 
     def word(self, key: str) -> str | None:
         value = self.values.get(key)
-        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+        if value is not None and (not isinstance(value, str) or not value or printable(value) != value):
             raise self.wrong(key, "a word")
         return value
 
@@ -282,9 +281,9 @@ def _parsed(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise IsobasinError(f"{where}{line}: not the YAML expected ({error.problem})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # for some values of tags PyYAML raises KeyError, IndexError, AttributeError
         raise IsobasinError(f"{where}: not the YAML expected ({str(error) or type(error).__name__:.200})") from error
 
 
 def _brief(value: Any) -> str:
-    return "nothing" if value is None else reprlib.repr(value)
+    return "nothing" if value is None else brief(value)

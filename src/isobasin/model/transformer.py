@@ -280,6 +280,7 @@ class Transformer(nn.Module):
     def load(cls, folder: str | Path) -> "Transformer":
         """Read what `save` wrote, in the dtype it was saved in; strict about names and shapes."""
         config, found = read_folder(Path(folder))
+        _check_sizes(config, found, where=str(folder))
         with torch.device("meta"):
             model = cls(config)
         _check_tensors(found, expected=model.state_dict(), where=str(folder))
@@ -333,13 +334,29 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     try:
         settings = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         tensors: dict[str, Tensor] = load_file(folder / WEIGHTS_NAME)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, RecursionError) as error:
         raise CheckpointError(
             f"{folder} can not be read ({error}), expected {CONFIG_NAME} and {WEIGHTS_NAME} of a saved model"
         ) from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{folder / CONFIG_NAME} holds {settings!r:.40}, expected a JSON object")
     return ModelConfig.from_dict(settings), tensors
+
+
+def _check_sizes(config: ModelConfig, found: dict[str, Tensor], where: str) -> None:
+    """Raise before a model is built that is larger than what was read: its layers and axes are those of tensors."""
+    n_numbers = sum(tensor.numel() for tensor in found.values())
+    claims = {"n_layers": (config.n_layers, len(found)), "n_heads": (config.n_heads * config.d_head, n_numbers)}
+    claims |= {name: (getattr(config, name) or 0, n_numbers) for name in ("d_model", "d_ff", "d_vocab", "n_classes")}
+    if config.positions in ("learned", "sinusoidal"):
+        claims["n_positions"] = config.n_positions, n_numbers
+    if config.image_size is not None:
+        claims["patch_size"] = config.d_patch, n_numbers
+    for name, (size, limit) in claims.items():
+        if size > limit:
+            raise ArchitectureError(
+                f"{where}: {name} gives {size}, the tensors hold {limit}: config and weights disagree"
+            )
 
 
 def _check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:

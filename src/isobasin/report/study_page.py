@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isobasin.errors import IsobasinError
-from isobasin.files import atomic_write, check_output_file
+from isobasin.files import atomic_write, check_output_file, disk_errors
 from isobasin.report import figures, text
 from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch, table_row
 from isobasin.report.result import RULE
@@ -501,7 +501,8 @@ def _runs_section(study: Study) -> Html:
 
 def write_figures(study: Study, folder: Path) -> list[Path]:
     """Write every figure of the study as PNG and SVG; the folder is created."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     found: list[Path] = []
     for name, size, draw in _drawings(study):
         found += figures.save_figure([folder / f"{name}{suffix}" for suffix in SUFFIXES], size, draw, dpi=DPI)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, one_line, system_problem
 from isobasin.study.run import ENGINES, RunConfig, run_study
 from isobasin.study.store import pack, unpack
 
@@ -22,8 +22,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _convert(convert, arguments) if convert else _run(arguments)
     except IsobasinError as error:
-        print(f"isobasin.study: {' '.join(str(error).split())}", file=sys.stderr)
+        print(one_line(f"isobasin.study: {error}"), file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        if (problem := system_problem(error)) is None:
+            raise
+        print(one_line(f"isobasin.study: {problem}"), file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("isobasin.study: interrupted; the same command goes on from here", file=sys.stderr)
         return 130

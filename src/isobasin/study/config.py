@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.alignment.heads import HEAD_DISTANCES, STAGES
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, brief, printable
 from isobasin.model.config import preset_settings
 from isobasin.symmetries import SCOPES
 from isobasin.tasks.datasets import AUGMENTATIONS as AUGMENTATIONS
@@ -20,6 +21,11 @@ MATCHERS = ("weights", "activations", "learned", "reference")
 STARTS = ("weights", "activations")
 ABLATIONS = ("stage2", "distances", "heads", "layers", "control")
 _RECIPES = ("pretrain", "finetune", "whole")
+MAX_BYTES = 2**16  # of a grid file
+MAX_DOTS = 300  # in a line: tomllib needs quadratic time and memory for a key of many parts
+MAX_CELLS = 10_000  # of a block
+MAX_SEEDS = 1000
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -33,16 +39,16 @@ class Field:
     spans: bool = False
 
 
-def _is_whole(value: Any, low: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
+def _is_whole(value: Any, low: int = 0, high: int = MAX_SEED) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _one_of(words: tuple[str, ...], **more: Any) -> Field:
     return Field(lambda value: value in words, f"one of {', '.join(words)}", **more)
 
 
-def _count(**more: Any) -> Field:
-    return Field(lambda value: _is_whole(value, 1), "a whole number of at least 1", **more)
+def _count(high: int, low: int = 1, **more: Any) -> Field:
+    return Field(lambda value: _is_whole(value, low, high), f"a whole number from {low} to {high}", **more)
 
 
 def _number(low: float, high: float, **more: Any) -> Field:
@@ -53,7 +59,10 @@ def _number(low: float, high: float, **more: Any) -> Field:
 
 
 def _text(**more: Any) -> Field:
-    return Field(lambda value: isinstance(value, str) and bool(value), "a name in quotes", **more)
+    def valid(value: Any) -> bool:
+        return isinstance(value, str) and bool(value) and printable(value) == value
+
+    return Field(valid, "a name in quotes", **more)
 
 
 def _list(expected: str = "a list", **more: Any) -> Field:
@@ -66,8 +75,8 @@ def _table() -> Field:
 
 RECIPE: Mapping[str, Field] = {
     "epochs": _number(0, 1e6, spans=True),
-    "steps": Field(lambda value: value == 0 or _is_whole(value, 1), "a whole number", spans=True),
-    "batch": _count(default=128, spans=True),
+    "steps": _count(10**9, 0, spans=True),
+    "batch": _count(10**6, default=128, spans=True),
     "rate": _number(1e-9, 10, default=1e-3, spans=True),
     "decay": _number(0, 10, default=0.05, spans=True),
     "warmup": _number(0, 1, default=0.1, spans=True),
@@ -78,27 +87,27 @@ PRETRAIN: Mapping[str, Field] = {
     **RECIPE,
     "dataset": _text(),
     "checkpoint": _text(),
-    "seed": Field(_is_whole, "a whole number", default=0),
+    "seed": _count(MAX_SEED, 0, default=0),
 }
 CELL: Mapping[str, Field] = {
     "model": _one_of(tuple(DATA_KINDS), required=True, spans=True),
     "positions": _one_of(POSITIONS, spans=True),
-    "layers": _count(required=True, spans=True),
-    "heads": _count(required=True, spans=True),
-    "width": _count(required=True, spans=True),
+    "layers": _count(1000, required=True, spans=True),
+    "heads": _count(10**5, required=True, spans=True),
+    "width": _count(10**5, required=True, spans=True),
     "dataset": _text(required=True, spans=True),
     "scope": _one_of(SCOPES, required=True, spans=True),
-    "sequence": _count(spans=True),
-    "patch": _count(spans=True),
+    "sequence": _count(10**6, spans=True),
+    "patch": _count(10**4, spans=True),
     "frozen": Field(lambda value: isinstance(value, bool), "true or false", default=False, spans=True),
-    "finetune_heads": _count(spans=True),
+    "finetune_heads": _count(10**5, spans=True),
     "seeds": Field(
-        lambda value: isinstance(value, list) and len(value) > 1 and all(map(_is_whole, value)),
-        "a list of at least two whole numbers",
+        lambda value: isinstance(value, list) and 1 < len(value) <= MAX_SEEDS and all(map(_is_whole, value)),
+        f"a list of at least two whole numbers from 0 to {MAX_SEED}, at most {MAX_SEEDS}",
         default=(1, 2, 3),
     ),
-    "points": Field(lambda value: _is_whole(value, 3), "a whole number of at least 3", default=25),
-    "samples": _count(),
+    "points": _count(10_000, 3, default=25),
+    "samples": _count(10**9),
     "matchers": _list(default=("weights",)),
     "ablations": Field(
         lambda value: isinstance(value, list) and all(name in ABLATIONS for name in value),
@@ -119,7 +128,7 @@ def checked(table: Mapping[str, Any], known: Mapping[str, Field], where: str) ->
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise IsobasinError(f"{where}: unknown key {key!r}; the nearest that is known is {near!r}")
+            raise IsobasinError(f"{where}: unknown key {brief(key)}; the nearest that is known is {near!r}")
     missing = [key for key, field in known.items() if field.required and key not in table]
     if missing:
         raise IsobasinError(f"{where}: {missing[0]} is missing, expected {known[missing[0]].expected}")
@@ -129,7 +138,7 @@ def checked(table: Mapping[str, Any], known: Mapping[str, Field], where: str) ->
             raise IsobasinError(f"{where}: {key} is an empty list; name at least one value, {expected}")
         for one in value if is_span else [value]:
             if not known[key].valid(one):
-                raise IsobasinError(f"{where}: {key} is {one!r}, expected {expected}")
+                raise IsobasinError(f"{where}: {key} is {brief(one)}, expected {expected}")
     return {key: table.get(key, field.default) for key, field in known.items()}
 
 
@@ -148,19 +157,22 @@ class MatcherConfig:
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "MatcherConfig":
         """The table, checked: an unknown key or word is an error."""
-        known = [f.name for f in fields(cls)]
+        known, shown = [f.name for f in fields(cls)], brief(dict(table), 200)
         for key in table:
             if key not in known:
-                raise IsobasinError(f"matcher {dict(table)}: unknown key {key!r}, expected {', '.join(known)}")
+                raise IsobasinError(f"matcher {shown}: unknown key {brief(key)}, expected {', '.join(known)}")
         config = cls(**table)
+        for key, field in (("steps", RECIPE["steps"]), ("rate", RECIPE["rate"])):
+            if not field.valid(getattr(config, key)):
+                found = brief(getattr(config, key))
+                raise IsobasinError(f"matcher {shown}: {key} is {found}, expected {field.expected}")
         words = {"matcher": MATCHERS, "stage2": STAGES, "start": STARTS, "augment": AUGMENTATIONS}
         if config.head_distance is not None:
             words["head_distance"] = HEAD_DISTANCES
         for key, allowed in words.items():
             if getattr(config, key) not in allowed:
-                raise IsobasinError(
-                    f"matcher {dict(table)}: {key} is {getattr(config, key)!r}, expected one of {', '.join(allowed)}"
-                )
+                found = brief(getattr(config, key))
+                raise IsobasinError(f"matcher {shown}: {key} is {found}, expected one of {', '.join(allowed)}")
         return config
 
     @property
@@ -237,12 +249,15 @@ def read_grid(path: str | Path) -> Grid:
     """Read a grid file. The error for a mistake names its place in the file."""
     path = Path(path)
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise IsobasinError(f"grid {path} has {size} bytes, expected a TOML file of at most {MAX_BYTES}")
         text = path.read_text(encoding="utf-8")
+        _check_dots(text, path)
         table = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise IsobasinError(f"grid {path} can not be read ({reason}); expected a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError; a number of 5,000 digits; 1,000 levels
         raise IsobasinError(f"grid {path} is not TOML: {error}") from error
     given = checked(table, GRID, str(path))
     if not given["cells"]:
@@ -258,10 +273,16 @@ def read_grid(path: str | Path) -> Grid:
     return Grid(given["name"], tuple(found.values()), text)
 
 
+def _check_dots(text: str, path: Path) -> None:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > MAX_DOTS:
+            raise IsobasinError(f"grid {path}: line {number} has more than {MAX_DOTS} dots; break it into lines")
+
+
 def _expand(block: Any, where: str) -> Iterator[Cell]:
     """All combinations of the lists of a block and of its recipes."""
     if not isinstance(block, Mapping):
-        raise IsobasinError(f"{where} is {block!r}, expected a [[cells]] block")
+        raise IsobasinError(f"{where} is {brief(block)}, expected a [[cells]] block")
     table = checked(block, CELL, where)
     flat: dict[tuple[str, ...], Any] = {(key,): value for key, value in table.items() if key not in _RECIPES}
     for name in _RECIPES:
@@ -270,6 +291,8 @@ def _expand(block: Any, where: str) -> Iterator[Cell]:
             flat |= {(name, key): value for key, value in inside.items()}
     known = {key: CELL[key[0]] if len(key) == 1 else PRETRAIN[key[1]] for key in flat}
     axes = [key for key, value in flat.items() if known[key].spans and isinstance(value, list)]
+    if (n_cells := math.prod(len(flat[key]) for key in axes)) > MAX_CELLS:
+        raise IsobasinError(f"{where}: its lists span {n_cells} cells, expected at most {MAX_CELLS}: shorten them")
     for values in itertools.product(*(flat[key] for key in axes)):
         varied = {key: value for key, value in zip(axes, values) if len(key) > 1 and len(flat[key]) > 1}
         yield _cell(flat | dict(zip(axes, values)), varied, where)
@@ -337,7 +360,7 @@ def _check_sizes(own: Mapping[str, Any], where: str) -> None:
 def _check_seeds(own: Mapping[str, Any], pretrain: Mapping[str, Any], where: str) -> None:
     seeds = own["seeds"]
     if len(set(seeds)) < len(seeds):
-        raise IsobasinError(f"{where}: seeds {seeds} hold one twice; a model would be compared with itself")
+        raise IsobasinError(f"{where}: seeds {brief(seeds)} hold one twice; a model would be compared with itself")
     if own["scope"] != "model" and pretrain.get("seed", 0) in seeds:
         # The re-initialised part would get the same values as before pretraining.
         raise IsobasinError(
@@ -359,7 +382,7 @@ def _matchers(given: Any, ablations: tuple[str, ...], where: str) -> tuple[Match
     found: dict[str, MatcherConfig] = {}
     for table in tables:
         if not isinstance(table, Mapping):
-            raise IsobasinError(f"{where}: {table!r}, expected a name or a table")
+            raise IsobasinError(f"{where}: {brief(table)}, expected a name or a table")
         try:
             config = MatcherConfig.from_table(table)
         except IsobasinError as error:

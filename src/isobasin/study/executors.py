@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, one_line
 from isobasin.study.plan import Context, Job, in_order, run_job
 from isobasin.study.store import Store
 
@@ -150,15 +150,11 @@ def attempt(job: Job, store: Store, context: Context) -> Outcome:
     try:
         run_job(job, store, context)
     except IsobasinError as error:  # a mistake in the input: it would occur again
-        return Outcome(job, _one_line(str(error)))
+        return Outcome(job, one_line(str(error)))
     except Exception as error:
         traceback.print_exc()
-        return Outcome(job, _one_line(f"{type(error).__name__}: {error}"), temporary=True)
+        return Outcome(job, one_line(f"{type(error).__name__}: {error}"), temporary=True)
     return Outcome(job)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 @dataclass
@@ -216,7 +212,7 @@ class LocalPool:
         log = self._store.root / LOG
         arguments = (far, self._store, replace(self._context, device=device), os.getpid(), log)
         process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
-        with _one_thread():
+        with _one_thread(), _without_main():
             process.start()
         far.close()  # otherwise `recv` would not end when the worker dies
         worker = _Worker(process, near)
@@ -241,6 +237,18 @@ def _exit_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.3)
     os._exit(1)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Workers do not import the script that runs the study: without a main guard it would run the study again."""
+    main = sys.modules["__main__"]
+    before: dict[str, Any] = {n: vars(main).pop(n) for n in ("__file__", "__spec__") if n in vars(main)}
+    main.__spec__ = None  # multiprocessing reads both names and imports what they say
+    try:
+        yield
+    finally:
+        vars(main).update(before)
 
 
 @contextmanager
@@ -314,8 +322,11 @@ def _connected_ray(size: int | None) -> Any:
         ) from error
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}}
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "runtime_env": environment}
+    on_termination = signal.getsignal(signal.SIGTERM)
     if os.environ.get("RAY_ADDRESS"):
         ray.init(address=os.environ["RAY_ADDRESS"], **options)
     else:
         ray.init(address="local", num_cpus=size, include_dashboard=False, **options)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_termination)  # Ray's own handler would set another exit code
     return ray

@@ -25,7 +25,7 @@ from isobasin.learn.matching import LearnedAlignment, LearnedMatching
 from isobasin.model import ModelConfig
 from isobasin.path.barrier import Curve, grid
 from isobasin.path.evaluation import FlatModel, evaluate_line
-from isobasin.runtime import Inputs, change, logits
+from isobasin.runtime import Inputs, logits, output_difference
 from isobasin.study.config import MatcherConfig
 from isobasin.study.models import open_dataset_for
 from isobasin.study.plan import Context
@@ -197,7 +197,7 @@ class PathEvaluator:
 
     def output_change(self, b: Weights, moved: Weights) -> float:
         """The largest difference between the logits of two models, relative to the largest logit."""
-        return change(self._outputs(b), self._outputs(moved))
+        return output_difference(self._outputs(b), self._outputs(moved))
 
     @torch.inference_mode()
     def _outputs(self, model: Weights) -> Tensor:

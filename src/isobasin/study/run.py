@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, brief, printable
+from isobasin.files import recover
 from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
 from isobasin.path.barrier import is_connected
 from isobasin.path.provenance import provenance
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 ENGINES = ("local", "ray")
+MAX_WORKERS = 1024
 WORKERS_PER_GPU = 4  # the models are small
 _MAX_CELLS = 30  # rows of the live table
 _STATES: Mapping[str, str] = {"cached": "done", "started": "running", "retried": "waiting", "blocked": "failed"}
@@ -56,8 +58,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise IsobasinError(f"--engine {self.engine!r} is unknown, expected one of {', '.join(ENGINES)}")
-        if self.workers is not None and self.workers < 1:
-            raise IsobasinError(f"--workers {self.workers}, expected 1 or more")
+        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
+            raise IsobasinError(f"--workers {brief(self.workers)}, expected 1 or more, up to {MAX_WORKERS}")
         if self.data is not None and not self.data.is_dir():
             raise IsobasinError(f"--data {self.data}: no such folder; expected the root of the data sets")
 
@@ -79,6 +81,8 @@ def run_study(grid: str | Path, out: str | Path, config: RunConfig, *, command: 
     _check_place(store.root)
     with _locked(store.root):
         store.remove_unfinished()
+        for job in (job for plan in plans for job in plan.jobs if store.is_complete(job)):
+            store.remove_scratch(store.scratch / job.name)  # a worker was killed before it did
         # The run is written at the start, so that it is also there if it is killed. Its seconds are then 0.
         run = provenance(command=command, seed=0, device=device, seconds=0.0)
         earlier = read_json(store.root / STUDY).get("runs", []) if (store.root / STUDY).is_file() else []
@@ -159,6 +163,7 @@ def _drop_weights(plans: Sequence[CellPlan], store: Store) -> None:
 def _check_place(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise IsobasinError(f"output {root} is a file, expected a folder: choose another name")
+    recover(root / STUDY)
     filled = root.is_dir() and any(path.name != LOCK for path in root.iterdir())
     if filled and not (root / STUDY).is_file():
         raise IsobasinError(
@@ -366,7 +371,7 @@ def show_progress(plans: Sequence[CellPlan], *, quiet: bool) -> Iterator[tuple[O
         n_done, n_jobs = progress.count("done"), len(progress.jobs)
         seconds = f", {time.monotonic() - progress.began[job]:.1f} s" if job in progress.began else ""
         after = f": {reason}" if reason else ""
-        write(f"[{n_done:{len(str(n_jobs))}d}/{n_jobs}] {job.title}: {shown[event]}{seconds}{after}")
+        write(printable(f"[{n_done:{len(str(n_jobs))}d}/{n_jobs}] {job.title}: {shown[event]}{seconds}{after}"))
 
     if quiet or not sys.stderr.isatty() or find_spec("rich") is None:
         yield on_event, progress
@@ -383,6 +388,7 @@ def show_progress(plans: Sequence[CellPlan], *, quiet: bool) -> Iterator[tuple[O
 
 def _table(progress: Progress) -> "Table":
     """One row for each cell. If there are too many, running and failed cells come first."""
+    from rich.markup import escape
     from rich.table import Table
 
     n_done, n_jobs, n_failed = progress.count("done"), len(progress.jobs), progress.count("failed")
@@ -402,5 +408,5 @@ def _table(progress: Progress) -> "Table":
         ]
         colour = {"done": "green", "failed": "red", "running": "cyan", "waiting": "dim"}[state]
         done = f"{progress.count('done', plan.jobs)}/{len(plan.jobs)}"
-        table.add_row(plan.cell.label, done, f"[{colour}]{state}[/]", "; ".join(now[:2]))
+        table.add_row(escape(plan.cell.label), done, f"[{colour}]{state}[/]", escape("; ".join(now[:2])))
     return table

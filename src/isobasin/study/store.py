@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from isobasin.errors import IsobasinError
-from isobasin.files import AtomicFolder, atomic_write, remove_temporary, strict_json
+from isobasin.files import (
+    AtomicOutput,
+    atomic_write,
+    check_output_file,
+    disk_errors,
+    recover,
+    recover_all,
+    remove,
+    strict_json,
+)
 from isobasin.path.provenance import source_commit
 from isobasin.study.plan import Job
 
@@ -38,7 +47,7 @@ class PendingResult:
     """Where a running job writes: `folder` is empty at first, `commit` turns it into the result."""
 
     job: Job
-    place: AtomicFolder
+    place: AtomicOutput
 
     @property
     def folder(self) -> Path:
@@ -52,6 +61,7 @@ class PendingResult:
         about = {**_job_dict(self.job), "seconds": took, "git": source_commit()}
         result: dict[str, Any] = strict_json({"seconds": took, **found, "job": about, "files": files})
         write_json(self.folder / RESULT, result)
+        self.place.flush()
         self.place.commit()
         return result
 
@@ -86,7 +96,7 @@ class Store:
     def writing(self, job: Job) -> Iterator[PendingResult]:
         """A temporary folder to write into. It is removed unless `commit` was called."""
         (self.root / "done").mkdir(parents=True, exist_ok=True)
-        with AtomicFolder(self.folder(job)) as place:
+        with AtomicOutput(self.folder(job), folder=True) as place:
             yield PendingResult(job, place)
 
     def failure(self, job: Job) -> dict[str, Any] | None:
@@ -108,15 +118,12 @@ class Store:
     def drop_weights(self, job: Job) -> None:
         """Delete all files of a result except result.json."""
         for name in self.result(job).get("files", ()):
-            path = self.folder(job) / name
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            remove(self.folder(job) / name)
 
     def remove_unfinished(self) -> None:
         """Remove the temporary folders of killed workers. Only the run that holds the lock may do this."""
-        remove_temporary(self.root / "done")
+        for folder in (self.root, self.root / "done", self.root / "failed"):
+            recover_all(folder)
 
     def _failed(self, job: Job) -> Path:
         return self.root / "failed" / f"{job.name}.json"
@@ -167,8 +174,15 @@ def _read_packed(path: Path) -> StoredStudy:
         # str.splitlines would also split at separators inside JSON strings.
         first, *rest = (strict_json(json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line)
         return StoredStudy(path, first["study"], {line["name"]: dict(line["result"]) for line in rest})
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise IsobasinError(f"{path}: is not a packed study ({error!r}); pack the folder of the study again") from error
+
+
+def _is_packed(path: Path) -> bool:
+    try:
+        return bool(_read_packed(path))
+    except IsobasinError:
+        return False
 
 
 def pack(folder: Path, output: Path | None = None) -> Path:
@@ -178,6 +192,9 @@ def pack(folder: Path, output: Path | None = None) -> Path:
     study = _read_folder(folder)
     lines = [{"study": study.table}, *({"name": name, "result": result} for name, result in study.results.items())]
     place = folder.with_name(folder.name + PACKED) if output is None else output
+    check_output_file(place, force=True)
+    if place.exists() and not _is_packed(place):
+        raise IsobasinError(f"{place}: already there, and no packed study; choose another name with -o")
     atomic_write(place, "".join(json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n" for line in lines))
     return place
 
@@ -185,15 +202,18 @@ def pack(folder: Path, output: Path | None = None) -> Path:
 def unpack(path: Path, output: Path | None = None) -> Path:
     """Write a packed study as the folder that `study run` can continue; `<name>` beside the file by default."""
     study, folder = _read_packed(path), path.with_suffix("") if output is None else output
+    recover(folder)
     if folder.exists():
         raise IsobasinError(f"{folder}: already there; choose another folder with -o")
-    for name, result in study.results.items():
-        place = folder / "done" / Path(name).name
-        place.mkdir(parents=True)
-        write_json(place / RESULT, result)
-    if study.table is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / STUDY, study.table)
+    with disk_errors(folder), AtomicOutput(folder, folder=True) as output_folder:
+        for name, result in study.results.items():
+            place = output_folder.new / "done" / Path(name).name
+            place.mkdir(parents=True)
+            write_json(place / RESULT, result)
+        if study.table is not None:
+            write_json(output_folder.new / STUDY, study.table)
+        output_folder.flush()
+        output_folder.commit()
     return folder
 
 
@@ -215,7 +235,7 @@ def _compact_lists(text: str) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise IsobasinError(f"{path}: can not be read as JSON ({error}); delete it to have it made again") from error
     if not isinstance(found, dict):
         raise IsobasinError(

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from isobasin.errors import VerificationError
-from isobasin.runtime import change, outputs, random_inputs
+from isobasin.runtime import output_difference, outputs, perturbed, random_inputs
 from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import symmetry
@@ -13,6 +15,7 @@ from isobasin.views import AsFloat64
 from isobasin.weights import Weights
 
 TOLERANCE_PER_LAYER = 1e-5  # float32
+ROUNDING_FACTOR = 30.0  # multiples of the change that rounding every weight to float32 makes, where that is larger
 EACH_SPACE_UP_TO = 100_000_000  # parameters; larger models draw all spaces of a kind at once
 
 
@@ -40,22 +43,30 @@ def check(weights: Weights, *, seed: int = 0) -> Check:
     before = outputs(weights, inputs)
     drawn = scramble(weights, seed=seed)
     per_space = {
-        label: change(before, outputs(part.apply(weights), inputs)) for label, part in _parts(drawn, weights).items()
+        label: output_difference(before, outputs(part.apply(weights), inputs))
+        for label, part in _parts(drawn, weights).items()
     }
     predicted, measured = attention_nullity(weights, seed=seed)
     return Check(per_space, TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers, measured, predicted)
 
 
-def model_output_change(transform: Transform, weights: Weights, *, seed: int = 0) -> float:
-    """The largest change of the model's outputs on random inputs, before the moved weights are rounded to be stored.
+def require_same_outputs(before: Weights, after: Weights, *, seed: int = 0) -> float:
+    """Run a model and its moved copy on random inputs, before the copy is rounded to be stored.
 
-    Raises VerificationError if it is more than rounding.
+    Returns the largest change of the outputs, relative to the largest output. Raises VerificationError if it is more
+    than rounding: more than the tolerance, and more than outputs change when every weight is rounded to float32.
     """
-    inputs = random_inputs(weights, seed=seed)
-    largest = change(outputs(weights, inputs), outputs(transform.apply(weights), inputs))
-    if not largest <= TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers:
+    inputs = random_inputs(before, seed=seed)
+    reference = outputs(before, inputs)
+    largest = output_difference(reference, outputs(after, inputs))
+    allowed = TOLERANCE_PER_LAYER * before.arch.sizes.n_layers
+    if not largest <= allowed:
+        rounded = perturbed(before, dict.fromkeys(before, 2.0**-24), seed=seed, dtype=torch.float32)
+        allowed = max(allowed, ROUNDING_FACTOR * output_difference(reference, outputs(rounded, inputs)))
+    if not largest <= allowed:
         raise VerificationError(
-            f"the alignment found would change the model's outputs by {largest:.1e}; nothing written"
+            f"the moved model's outputs would differ by {largest:.1e} (allowed {allowed:.1e}): its symmetry group is "
+            "not what isobasin expects; nothing written: please report config.json and the tensors' shapes"
         )
     return largest
 

@@ -18,16 +18,20 @@ SMALLEST_MEAN = 0.1
 """β/γ must have a mean of at least this share of its size to stand for the bias that a reader lacks: what a reader
 carries there comes back with its rounding divided by this share, and float32 files must come back to 1e-6."""
 
+SMALL = 1e-6  # of the largest gain: nothing that is seen is divided by a smaller one
+NEGLIGIBLE = 1e-20  # of the largest gain: a smaller one is treated as zero
+
 
 class Stage(IntEnum):
     """The order in which coordinates are set: none disturbs the value of one that was set before it."""
 
     READER_MEAN = 0
     NORM = 1
-    KEY = 2
-    VALUE = 3
-    SUM = 4
-    WRITER_MEAN = 5
+    HIDDEN = 2
+    KEY = 3
+    VALUE = 4
+    SUM = 5
+    WRITER_MEAN = 6
 
 
 class Coordinate(ABC):
@@ -120,9 +124,22 @@ def face_columns(arch: Architecture, axis: Axis, face: str, *, dual: bool | None
     return columns
 
 
+def negligible(gain: Tensor) -> Tensor:
+    """Where a gain is zero, or so far below the others that nothing can be divided by it."""
+    return gain.abs() <= NEGLIGIBLE * gain.abs().max()
+
+
+def carries_constant(gain: Tensor, shift: Tensor) -> bool:
+    """Whether a reader behind this norm holds its constant Wβ on its own, as a bias would: s = β/γ reaches far enough
+    along the all-ones vector, or a gain of zero leaves a column that sees the shift alone, or a gain is so small that
+    its shift can not move with it."""
+    small = gain.abs() <= SMALL * gain.abs().max()
+    if bool((shift[small] != 0).any()):
+        return True
+    return not bool(negligible(gain).any()) and has_mean(gain, shift)
+
+
 def has_mean(gain: Tensor, shift: Tensor) -> bool:
-    """Whether s = β/γ reaches far enough along the all-ones vector to carry a bias without losing digits."""
-    if bool((gain == 0).any()):
-        return False
+    """Whether s = β/γ reaches far enough along the all-ones vector to carry a constant without losing digits."""
     s = shift / gain
     return bool(s.mean().abs() > SMALLEST_MEAN * s.square().mean().sqrt())

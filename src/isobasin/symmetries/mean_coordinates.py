@@ -8,7 +8,15 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, Axis, HeadSpace, Linear, Norm, Space, gain_is_free
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.coordinate import Coordinate, Stage, add_outer, contract, face_columns, has_mean
+from isobasin.symmetries.coordinate import (
+    Coordinate,
+    Stage,
+    add_outer,
+    carries_constant,
+    contract,
+    face_columns,
+    negligible,
+)
 from isobasin.views import Change, Tensors
 
 SMALLEST_GAIN = 0.02  # of the gains' own size
@@ -73,7 +81,7 @@ class ReaderMean(Coordinate):
         """Not behind a gain that is close to zero somewhere, unless that is folded first: 1/γ would be enormous."""
         gain = tensors[self.norm.gain]
         level = self.folded or bool(gain.abs().min() > SMALLEST_GAIN * gain.square().mean().sqrt())
-        return level and (not self.constant or has_mean(gain, tensors[self.norm.shift]))
+        return level and (not self.constant or carries_constant(gain, tensors[self.norm.shift]))
 
     def without_folding(self) -> "ReaderMean":
         """The same, where its norm keeps gain and shift."""
@@ -86,7 +94,17 @@ class ReaderMean(Coordinate):
 
     def nearest(self, tensors: Tensors, target: Tensors) -> Tensor:
         weight, bias = self.reader.weight, self.reader.bias
+        hidden = negligible(target[self.norm.gain])
+        if bool(hidden.any()):
+            return self.read(target) if self.constant else self._emptying(tensors, hidden)
         return self._closing(tensors, target[weight] - tensors[weight], target[bias] - tensors[bias] if bias else None)
+
+    def _emptying(self, tensors: Tensors, hidden: Tensor) -> Tensor:
+        """The value at which the folded columns behind gains of zero vanish, in the mean over them."""
+        gain = tensors[self.norm.gain]
+        folded = tensors[self.reader.weight].movedim(self.reader.axis, -1) * torch.where(negligible(gain), 1, gain)
+        value = (folded.mean(-1) - folded[..., hidden].mean(-1)).flatten()
+        return value * self.mask(value)
 
     def least(self, tensors: Tensors) -> Tensor:
         """Zero behind a gain of one. Behind another the reader is least elsewhere: without its mean it would be the

@@ -9,8 +9,20 @@ from isobasin.arch import Architecture, Axis, Linear, Norm, Term, gain_is_free
 from isobasin.errors import TransformError
 from isobasin.groups.group import signs, spread
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.coordinate import Coordinate, Stage, add_outer, along, contract, has_mean
+from isobasin.symmetries.coordinate import (
+    Coordinate,
+    Stage,
+    add_outer,
+    along,
+    carries_constant,
+    contract,
+    has_mean,
+    negligible,
+)
 from isobasin.views import Change, Tensors
+
+UNSEEN = 1e-6  # of the largest entry of a reader: columns that count as zero
+NOTHING = 0.1  # of 1/√d: readers without a bias are not measured by less than this
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,9 @@ class NormCoordinate(Coordinate):
     keep its constant Wβ: its component along the all-ones vector carries it,
     W' = (Wγ + v 1ᵀ)/γ' with v = (Wβ − Wγ s')/(1·s'), s' = β'/γ'. Given the gain alone, such a norm takes its
     shift along, β' = γ' β/γ.
+
+    A new gain of zero hides a column: there Wγ must vanish, behind a LayerNorm up to one number in every row; where it
+    does not, the gain stays one. The hidden columns see the shift alone, so they carry a missing bias.
     """
 
     norm: Norm
@@ -61,7 +76,7 @@ class NormCoordinate(Coordinate):
         rows = [gain] if self.gain else []
         if self.shift:
             shift = tensors[self.norm.shift]
-            if not self.lacks_bias or has_mean(gain, shift):
+            if not self.lacks_bias or carries_constant(gain, shift):
                 rows.append(shift)
         return torch.stack(rows)
 
@@ -92,6 +107,11 @@ class NormCoordinate(Coordinate):
             rows[-1] = action.act(rows[-1], 0, Axis((Term(self.norm.space),)))
         return torch.stack(rows)
 
+    def seen(self, tensors: Tensors) -> Tensor:
+        """How large the columns behind each gain are, the gain included, relative to the largest of their tensor."""
+        target = _Target(self, self.read(tensors))
+        return target._seen(tensors, torch.zeros_like(tensors[self.norm.gain], dtype=torch.bool))
+
     def set(self, value: Tensor) -> dict[str, Change]:
         target = _Target(self, value)
         changes: dict[str, Change] = {}
@@ -121,34 +141,75 @@ class _Target:
         if not self.c.gain:
             return old
         new = self.value[0].to(old.device)
-        return self._unfoldable(t, new) if bool((new == 0).any()) else new
+        hidden = negligible(new)
+        return torch.where(hidden & (self._seen(t, hidden) > UNSEEN), 1.0, new) if bool(hidden.any()) else new
 
-    def _unfoldable(self, t: Tensors, new: Tensor) -> Tensor:
-        """A zero gain is right only where no reader has anything in that column; elsewhere it stays folded."""
-        old = t[self.c.norm.gain]
-        seen = torch.zeros_like(new)
+    def _seen(self, t: Tensors, hidden: Tensor) -> Tensor:
+        """The largest entry of every column of the folded readers, relative to the largest of all. A gain of zero is
+        right only where no reader has anything in that column."""
+        seen = torch.zeros(self.c.space_size, dtype=torch.float64, device=hidden.device)
         for r in self.c.readers:
-            folded = t[r.weight].movedim(r.axis, -1).flatten(0, -2) * old
-            seen = torch.maximum(seen, folded.abs().amax(0) / folded.abs().max().clamp(min=1e-300))
-        return torch.where((new == 0) & (seen > 1e-6), torch.ones_like(new), new)
+            folded = self._folded(t, r, hidden).movedim(r.axis, -1).flatten(0, -2)
+            constant = t[r.bias] if r.bias else self._constant(t, r)
+            largest = torch.stack([folded.abs().max(), constant.abs().max()]).max()
+            largest = largest.clamp(min=NOTHING * self.c.space_size**-0.5)
+            seen = torch.maximum(seen, folded.abs().amax(0) / largest)
+        return seen
+
+    def _constant(self, t: Tensors, r: Linear) -> Tensor:
+        """What the shift adds to a reader on every input."""
+        if self.c.norm.kind == "rms" or not self.c.shift:
+            return torch.zeros(1, dtype=torch.float64, device=t[r.weight].device)
+        return contract(t[r.weight], r.axis, t[self.c.norm.shift])
+
+    def _folded(self, t: Tensors, r: Linear, hidden: Tensor) -> Tensor:
+        """Wγ; for a reader that keeps its constant in its columns, less what the hidden ones have in common."""
+        weight = t[r.weight]
+        folded = weight * along(t[self.c.norm.gain], weight, r.axis)
+        if not self._keeps_constant(r) or not bool(hidden.any()):
+            return folded
+        moved = folded.movedim(r.axis, -1)
+        return (moved - moved[..., hidden].mean(-1, keepdim=True)).movedim(-1, r.axis)
+
+    def _keeps_constant(self, r: Linear) -> bool:
+        return r.bias is None and self.c.shift and len(self.value) > self.c.gain
 
     def shift(self, t: Tensors) -> Tensor:
         if len(self.value) > self.c.gain:
-            return self.value[-1].to(t[self.c.norm.shift].device)
+            new, gain = self.value[-1].to(t[self.c.norm.shift].device), self.gain(t)
+            carried = not self.c.lacks_bias or bool(negligible(gain).any()) or has_mean(gain, new)
+            return new if carried else gain  # a gain that stayed folded left no mean: β/γ becomes one
         return self.gain(t) * _ratio(t[self.c.norm.shift], t[self.c.norm.gain], self.c.norm)
 
     def weight(self, t: Tensors, r: Linear) -> Tensor:
         weight, old, new = t[r.weight], t[self.c.norm.gain], self.gain(t)
-        if r.bias is None and self.c.shift and len(self.value) > self.c.gain:
+        hidden = negligible(new)
+        if self._keeps_constant(r) and bool(hidden.any()):
+            return self._with_constant_in_hidden(t, r, hidden)
+        if self._keeps_constant(r):
             slope = _ratio(self.shift(t), new, self.c.norm)
             constant = contract(weight, r.axis, t[self.c.norm.shift])
             folded = weight * along(old, weight, r.axis)
             v = (constant - contract(folded, r.axis, slope)) / slope.sum()
             weight = add_outer(folded, r.axis, v, torch.ones_like(old))
             return weight / along(new, weight, r.axis)
-        hidden = new == 0
         factor = torch.where(hidden, torch.ones_like(new), old / torch.where(hidden, torch.ones_like(new), new))
         return weight * along(factor, weight, r.axis)
+
+    def _with_constant_in_hidden(self, t: Tensors, r: Linear, hidden: Tensor) -> Tensor:
+        """Visible columns Wγ/γ'; hidden ones the multiple of β' that keeps Wβ."""
+        shift = self.shift(t)
+        folded = self._folded(t, r, hidden)
+        visible = folded / along(torch.where(hidden, torch.inf, self.gain(t)), folded, r.axis)
+        lost = contract(t[r.weight], r.axis, t[self.c.norm.shift]) - contract(visible, r.axis, shift)
+        carrier = shift * hidden
+        size = carrier.square().sum()
+        if not bool(size > 0):
+            raise TransformError(
+                f"{self.c.norm.gain}: a gain of zero whose shift is zero, in front of {r.weight}, which has no bias; "
+                "give that reader a bias, or set the gain to another value"
+            )
+        return add_outer(visible, r.axis, lost / size, carrier)
 
     def bias(self, t: Tensors, r: Linear) -> Tensor:
         assert r.bias is not None
@@ -162,12 +223,13 @@ class _Target:
 
 
 def _ratio(shift: Tensor, gain: Tensor, norm: Norm) -> Tensor:
-    if bool(((gain == 0) & (shift != 0)).any()):
+    hidden = negligible(gain)
+    if bool((hidden & (shift != 0)).any()):
         raise TransformError(
-            f"{norm.module}: a gain of zero with a shift that its readers can not absorb; "
+            f"{norm.gain}: a gain of zero with a shift ({norm.shift}) that its readers can not absorb; "
             "set that shift to zero or give the readers a bias"
         )
-    return torch.where(gain == 0, torch.zeros_like(shift), shift / torch.where(gain == 0, torch.ones_like(gain), gain))
+    return torch.where(hidden, torch.zeros_like(shift), shift / torch.where(hidden, torch.ones_like(gain), gain))
 
 
 def norm_coordinates(arch: Architecture) -> list[NormCoordinate]:

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace
-from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Monomial, Phases
+from isobasin.groups import Element, Monomial
 from isobasin.groups.monomial import balance
-from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs, stacked
+from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.coordinate import Coordinate, Stage
+from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import Symmetry, symmetry
 from isobasin.symmetries.transform import Transform, Value
@@ -41,7 +41,6 @@ Convention = Literal["alignment", "comparison"]
 MOVES = ("primal", "dual", "permuted")  # how an axis moves: by g, by g⁻ᵀ, by the permutation of g alone
 HELD = 2**29  # bytes of a model that may stay in memory between sweeps
 WIDE = 2**24  # numbers in a block above which a model is computed in float32
-EMPTY = 1e-12  # relative to the largest: smaller singular values count as zero
 ROWS = 2**23  # numbers in a slice of a tall tensor
 
 
@@ -120,6 +119,11 @@ class NormalForm:
     def _folded(self) -> Weights:
         return self.transform.apply(self.weights, device=self.device)
 
+    @cached_property
+    def least(self) -> float:
+        """The relative size below which a singular value of a product QKᵀ or VOᵀ counts as zero."""
+        return smallest_singular_value(self.weights.dtype)
+
     @property
     def held(self) -> bool:
         """Whether the whole model is small enough to stay in memory."""
@@ -187,7 +191,8 @@ class NormalForm:
             return self.part.groups[space].identity()
         place = self.arch.spaces[space]
         if isinstance(place, HeadSpace):
-            return balance_heads(self.arch, place, {name: t.to("cpu", torch.float64) for name, t in tensors.items()})
+            exact = {name: t.to("cpu", torch.float64) for name, t in tensors.items()}
+            return balance_heads(attention_matrices(self.arch, place, exact), place, self.least)
         sizes = {move: torch.zeros(place.size, dtype=torch.float64) for move in MOVES}
         for _, rows, move in unit_rows(self.arch, space, tensors):
             sizes[move] += rows.square().sum(1).to("cpu", torch.float64)
@@ -215,7 +220,7 @@ def block_tensors(arch: Architecture) -> dict[str, tuple[str, ...]]:
     return {space: tuple(names) for space, names in found.items() if names or space == stream}
 
 
-def _norms_without_bias(arch: Architecture) -> dict[str, NormCoordinate]:
+def norms_without_bias(arch: Architecture) -> dict[str, NormCoordinate]:
     """Gains and shifts of norms with a reader that has no bias."""
     coordinates = symmetry(arch).coordinates.items()
     return {name: c for name, c in coordinates if isinstance(c, NormCoordinate) and c.lacks_bias}
@@ -227,7 +232,7 @@ def with_unit_shift(weights: Weights) -> Weights:
     Such a reader then stores its constant along the all-ones vector, whatever the shift was. `normalize` does this only
     where the inverse is accurate, which a small change of the shift decides; a comparison must not depend on that.
     """
-    chosen = _norms_without_bias(weights.arch).values()
+    chosen = norms_without_bias(weights.arch).values()
     changes = chain(*(c.set(torch.ones(2, c.space_size, dtype=torch.float64)) for c in chosen))
     if not changes:
         return weights
@@ -239,7 +244,7 @@ def _with_all_norms_folded(weights: Weights) -> Transform:
     """`normalize` of the model with unit shifts, as one transform of the model itself."""
     found = normalize(with_unit_shift(weights))
     gauge = dict(found.gauge)
-    for name, coordinate in _norms_without_bias(weights.arch).items():
+    for name, coordinate in norms_without_bias(weights.arch).items():
         norm = coordinate.norm
         before = torch.stack([weights[norm.gain].cpu().double(), weights[norm.shift].cpu().double()])
         gauge[name] = Value(before, gauge[name].after)
@@ -252,56 +257,6 @@ def unit_rows(arch: Architecture, space: str, tensors: Tensors) -> Iterator[tupl
         for place in arch.placements(name, space):
             rows = tensor.narrow(place.axis, place.start, place.size).movedim(place.axis, 0).reshape(place.size, -1)
             yield name, rows, "permuted" if place.term.permutation_part else "dual" if place.term.dual else "primal"
-
-
-def balance_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors) -> HeadsElement:
-    """The element that balances every head of a layer, without a permutation.
-
-    In balanced form the remaining freedom of a head is compact: O(n) for a matrix factor, a phase for a rotary pair. So
-    balanced heads can be compared by rotations alone.
-    """
-    m = attention_matrices(arch, heads, tensors)
-    places = torch.arange(heads.group_size).expand(heads.n_kv_heads, -1).clone()
-    vo = Matrix(GL(heads.d_head).project(_balancing_factor(stacked(m.o, heads), m.v)).value)
-    return HeadsElement(torch.arange(heads.n_kv_heads), places, _query_key_balancing(m, heads), vo)
-
-
-def _query_key_balancing(m: AttentionMatrices, heads: HeadSpace) -> Element:
-    """How keys move: a positive number for every rotary pair, a matrix for the other columns."""
-    q, k, r = stacked(m.q, heads), m.k, heads.rotary
-    parts: list[Element] = []
-    if r:
-        sizes = [rotary_pairs(x[..., :r], heads).abs().square().sum(-2).sqrt() for x in (q, k)]
-        full = (sizes[0] > EMPTY * sizes[0].max()) & (sizes[1] > EMPTY * sizes[1].max())
-        scale = torch.where(full, sizes[0] / torch.where(full, sizes[1], 1), 1).sqrt()
-        parts.append(Phases(torch.complex(scale, torch.zeros_like(scale)), heads.interleaved))
-    if r < heads.d_head:
-        parts.append(GL(heads.d_head - r).project(_balancing_factor(q[..., r:], k[..., r:])))
-    return parts[0] if len(parts) == 1 else Blocks(tuple(parts))
-
-
-def _balancing_factor(x: Float[Tensor, "b rows_x n"], y: Float[Tensor, "b rows_y n"]) -> Float[Tensor, "b n n"]:
-    """The g for which x g⁻¹ and y gᵀ have the same diagonal Gram matrix.
-
-    With x = Y_x R_x, y = Y_y R_y and R_x R_yᵀ = Z Σ Wᵀ it is g = Σ^-½ Zᵀ R_x; the identity for a head of zeros. A
-    deficient rank does not determine g: singular values of zero then get a small ridge.
-    """
-    n = x.shape[-1]
-    r_x, r_y = _triangular_factor(x), _triangular_factor(y)
-    z, sigma, _ = torch.linalg.svd(r_x @ r_y.mT)
-    sigma = torch.maximum(sigma, 1e-8 * sigma[..., :1])
-    eye = torch.eye(n, dtype=x.dtype, device=x.device).expand(len(x), n, n)
-    zero = (sigma[..., 0] <= 0)[:, None, None]
-    g = z.mT @ r_x / torch.where(zero[..., 0], 1, sigma).sqrt()[..., None]
-    return torch.where(zero, eye, g)
-
-
-def _triangular_factor(x: Tensor) -> Tensor:
-    """R of x = Y R, with a ridge of the size of rounding errors."""
-    n = x.shape[-1]
-    ridge = EMPTY**0.5 * torch.linalg.matrix_norm(x, ord=2)[:, None, None]
-    rows = ridge * torch.eye(n, dtype=x.dtype, device=x.device)
-    return torch.linalg.qr(torch.cat([x, rows], dim=-2), mode="r").R
 
 
 # -- tall tensors -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from isobasin.groups import (
 )
 from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, value_biases
 from isobasin.symmetries.coordinate import Coordinate
+from isobasin.symmetries.hidden_coordinates import hidden_columns
 from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, writer_means
 from isobasin.symmetries.norm_coordinates import norm_coordinates
 
@@ -145,6 +146,7 @@ def coordinates(arch: Architecture) -> dict[str, Coordinate]:
     found: list[Coordinate] = [
         *reader_means(arch),
         *norm_coordinates(arch),
+        *hidden_columns(arch),
         *key_biases(arch),
         *value_biases(arch),
         *sum_shares(arch),

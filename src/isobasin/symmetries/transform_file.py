@@ -26,7 +26,12 @@ _RANKS = {"index": 1, "scale": 1, "kv": 1, "queries": 2, "matrix": 2, "u": 1}
 def save_transform(transform: Transform, path: str | Path, *, force: bool = False) -> None:
     """Write the file whole or not at all; an existing one only with `force`."""
     path = Path(path)
-    check_free(path, force=force)
+    check_output_file(path, force=force, what="the transform file", error=TransformError)
+    atomic_write(path, encode_transform(transform), error=TransformError)
+
+
+def encode_transform(transform: Transform) -> bytes:
+    """The content of the file."""
     tensors = {
         f"element/{space}/{part}": _real(t)
         for space, g in transform.elements.items()
@@ -36,13 +41,7 @@ def save_transform(transform: Transform, path: str | Path, *, force: bool = Fals
         tensors |= {f"gauge/{name}/before": value.before, f"gauge/{name}/after": value.after}
     # One entry: safetensors writes several in an order that changes from run to run.
     metadata = {FORMAT: json.dumps({"version": VERSION} | transform.header())}
-    data = save({name: t.contiguous() for name, t in tensors.items()}, metadata)
-    atomic_write(path, data, error=TransformError)
-
-
-def check_free(path: Path, *, force: bool) -> None:
-    """Whether a transform can be written there, before anything is computed."""
-    check_output_file(path, force=force, what="the transform file", error=TransformError)
+    return save({name: t.contiguous() for name, t in tensors.items()}, metadata)
 
 
 def load_transform(path: str | Path) -> Transform:
@@ -60,7 +59,7 @@ def load_transform(path: str | Path) -> Transform:
             raise ValueError(f"version {header['version']!r:.40}, expected {VERSION!r}")
         spaces = {name: _space(name, entry) for name, entry in header["spaces"].items()}
         family = str(header["family"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise TransformError(f"{path}: its architecture can not be read ({error}); make the transform again") from error
     for name in tensors:
         if not name.startswith(("element/", "gauge/")):
@@ -70,13 +69,15 @@ def load_transform(path: str | Path) -> Transform:
         transform.check_elements()
     except TransformError as error:
         raise TransformError(f"{path}: {error}") from error
+    except RuntimeError as error:  # numbers of a format that torch does not compute with
+        raise TransformError(f"{path}: its elements can not be read ({error!s:.160}); make it again") from error
     return transform
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    if not path.is_file():
-        raise TransformError(f"{path}: no such transform file")
     try:
+        if not path.is_file():
+            raise TransformError(f"{path}: no such transform file; expected what --save-transform writes")
         with safe_open(path, "pt") as file:
             # Copies, since a file does not promise the 16-byte alignment that complex numbers need.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118

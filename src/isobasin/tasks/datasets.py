@@ -17,7 +17,7 @@ from torch import Tensor
 from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.tasks.images import Images, PictureFiles, pillow, read_images, scale_pixels
-from isobasin.tasks.source import DataError, chosen, digest, load_from_hub, read_bytes
+from isobasin.tasks.source import DataError, chosen, digest, exists, load_from_hub, read_bytes
 from isobasin.tasks.task import Batch, Task
 from isobasin.tasks.text import Label, Table, find_table, is_table, read_table
 from isobasin.tasks.tokenizer import PAD, UNKNOWN, VOCABULARIES, Vocabulary, make_vocabulary
@@ -174,7 +174,7 @@ def _open_long_text(name: str, place: Path | str, length: int, words: str) -> Da
 def _hashes(files: Sequence[Path]) -> dict[str, str]:
     if len(files) > _MAX_HASHED_FILES:
         listing = "\n".join(f"{file.parent.name}/{file.name} {file.stat().st_size}" for file in files)
-        return {f"{len(files)} files": hashlib.sha256(listing.encode()).hexdigest()}
+        return {f"{len(files)} files": hashlib.sha256(os.fsencode(listing)).hexdigest()}
     return {file.name: hashlib.sha256(read_bytes(file)).hexdigest() for file in files}
 
 
@@ -257,7 +257,7 @@ def _detect(name: str, places: Sequence[Path]) -> tuple[str, Path]:
 
     A table for each split, or reviews in folders, are labelled text; text files one long text; anything else images.
     """
-    place = next((place for place in places if place.exists()), None)
+    place = next((place for place in places if exists(place)), None)
     if place is None:
         names = ", ".join(KNOWN)
         raise IsobasinError(f"data set {name!r}: no such file or folder, and no known name; known: {names}")
@@ -308,7 +308,7 @@ def _numbered(tables: Sequence[Table], files: tuple[Path, ...] = ()) -> Labelled
 
 def _rank(label: Label) -> tuple[int, str]:
     text = str(label)
-    return (int(text), "") if text.lstrip("-").isdecimal() else (2**62, text)
+    return (int(text), "") if re.fullmatch(r"-?\d{1,18}", text) else (2**62, text)
 
 
 def _reviews(folder: Path) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isobasin.checkpoint.folder import read_object
 from isobasin.errors import IsobasinError
 from isobasin.runtime import image_shape, quiet_transformers
 from isobasin.shapes import Float, Int
@@ -118,7 +119,7 @@ def scale_pixels(pixels: Tensor) -> Tensor:
 
 def scaled(pixels: np.ndarray) -> Float[Tensor, "images channels height width"]:
     """The same for bytes (images, height, width, channels)."""
-    return scale_pixels(torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2))
+    return scale_pixels(torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2))  # a copy: a file can be read-only
 
 
 # -- pixels for a model ------------------------------------------------------------------------------------------------
@@ -207,11 +208,7 @@ def open_pixel_reader(models: Sequence[Weights], data: Path) -> PixelReader:
 def _processor_settings(weights: Weights) -> dict[str, Any] | None:
     if weights.family.own or weights.path is None or not (weights.path / PROCESSOR).is_file():
         return None
-    try:
-        found = json.loads(read_bytes(weights.path / PROCESSOR))
-    except ValueError as error:
-        raise IsobasinError(f"{weights.path / PROCESSOR}: not JSON ({error}); correct it") from error
-    return found if isinstance(found, dict) else {}
+    return read_object(weights.path / PROCESSOR)
 
 
 # -- picture files -----------------------------------------------------------------------------------------------------
@@ -219,6 +216,8 @@ def _processor_settings(weights: Weights) -> dict[str, Any] | None:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_PIXELS = 64 * 10**6
+_SMALL = 2**22  # pixels that a file of any size may have
+_PIXELS_PER_BYTE = 32  # of a larger picture: a photograph has fewer, and memory is bounded by the size of the file
 _SPLIT_FOLDERS = {"test": ("test", "val", "validation"), "train": ("train",)}
 
 
@@ -235,8 +234,8 @@ class PictureFiles:
         picture = _opened(self.content(i), self.files[i])
         try:
             return _array(picture)
-        except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:  # what decoders of Pillow raise
-            raise DataError(self.files[i], f"a damaged picture ({error}); remove or replace it") from error
+        except Exception as error:  # decoders of Pillow raise errors of many kinds
+            raise DataError(self.files[i], f"a damaged picture ({error!s:.160}); remove or replace it") from error
 
     def content(self, i: int) -> bytes:
         return read_bytes(self.files[i])
@@ -308,16 +307,16 @@ def _opened(content: bytes, file: Path) -> "Image":
             picture: Image = image.open(io.BytesIO(content))
     except image.DecompressionBombError as error:
         raise DataError(file, f"an absurdly large picture ({error!s:.80})") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except Exception as error:  # its plugins raise errors of many kinds
         raise DataError(file, "not a picture that Pillow can read; remove or replace it") from error
-    _check_pixels(picture, str(file))
+    _check_pixels(picture, str(file), max(_SMALL, _PIXELS_PER_BYTE * len(content)))
     return picture
 
 
-def _check_pixels(picture: "Image", where: str) -> None:
-    size = f"{picture.width} × {picture.height}"
-    if picture.width * picture.height > MAX_PIXELS:
-        raise DataError(where, f"an absurdly large picture, {size}; expected at most {MAX_PIXELS:,} pixels")
+def _check_pixels(picture: "Image", where: str, limit: int = MAX_PIXELS) -> None:
+    size, limit = f"{picture.width} × {picture.height}", min(limit, MAX_PIXELS)
+    if picture.width * picture.height > limit:
+        raise DataError(where, f"an absurdly large picture, {size}; expected at most {limit:,} pixels")
 
 
 def _array(picture: "Image") -> np.ndarray:
@@ -332,6 +331,7 @@ def _array(picture: "Image") -> np.ndarray:
 
 _IDX_PREFIX = {"test": "t10k|test", "train": "train"}
 _MAX_IDX_BYTES = 2**34
+_MAX_GZIP_RATIO = 100  # MNIST is compressed to a fifth; memory is bounded by the size of the file
 
 
 def find_idx(data: Path, split: str) -> tuple[Path, Path] | None:
@@ -367,15 +367,17 @@ def read_idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
 def read_idx(file: Path) -> np.ndarray:
     """An array of bytes. Layout: two zeros, the type (8: bytes), the number of axes, their sizes, the data."""
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        zipped = file.suffix == ".gz"
+        limit = min(_MAX_IDX_BYTES, file.stat().st_size * (_MAX_GZIP_RATIO if zipped else 1))
+        with gzip.open(file) if zipped else file.open("rb") as stream:
             start = stream.read(4)
             if len(start) < 4 or start[:3] != b"\0\0\x08" or not 1 <= start[3] <= 4:
                 raise DataError(file, f"starts with {start!r}; expected an IDX file of bytes")
             head = stream.read(4 * start[3])
             shape = struct.unpack(f">{len(head) // 4}I", head[: len(head) // 4 * 4])
             size = math.prod(shape)
-            if len(shape) != start[3] or size > _MAX_IDX_BYTES:
-                raise DataError(file, f"an IDX file of axes {shape}; its head is damaged")
+            if len(shape) != start[3] or size > limit:
+                raise DataError(file, f"an IDX file of axes {shape}, which it does not hold; download it again")
             content = stream.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(file, f"can not be read ({error})") from error
@@ -436,11 +438,13 @@ def _pickled_cifar(file: Path) -> tuple[np.ndarray, np.ndarray]:
     pixels = _either(table, b"data")
     labels = next((x for key in (b"fine_labels", b"labels") if (x := _either(table, key)) is not None), None)
     right = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 2
-    if not right or pixels.shape[1] != _CIFAR_PIXELS or not isinstance(labels, list | np.ndarray) or not len(labels):
+    listed = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    if not right or pixels.shape[1] != _CIFAR_PIXELS or not isinstance(listed, list) or not listed:
         raise DataError(file, "expected a CIFAR batch: data, bytes (images × 3072), and labels")
-    if len(labels) != len(pixels) or not all(isinstance(x, int | np.integer) for x in labels):
-        raise DataError(file, f"{len(pixels)} images with {len(labels)} labels; expected a whole number for each")
-    return pixels, np.array(labels, dtype=np.int64)
+    whole = all(isinstance(x, int | np.integer) and 0 <= x < 2**31 for x in listed)
+    if len(listed) != len(pixels) or not whole:
+        raise DataError(file, f"{len(pixels)} images with {len(listed)} labels; expected a whole number for each")
+    return pixels, np.array(listed, dtype=np.int64)
 
 
 def _either(table: dict[Any, Any], key: bytes) -> Any:
@@ -455,17 +459,19 @@ def _cifar_classes(folder: Path) -> tuple[str, ...] | None:
         if (folder / name).is_file():
             found = load_pickle(folder / name)
             names = _either(found, key) if isinstance(found, dict) else None
-            if isinstance(names, list):
-                return tuple(x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in names)
+            if isinstance(names, list) and all(isinstance(x, bytes | str) for x in names):
+                return tuple(x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in names)
     return None
 
 
 # -- restricted pickles ------------------------------------------------------------------------------------------------
 
 
-_CONTAINERS = {"list": list, "dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset, "bytearray": bytearray}
-_NUMPY = {"ndarray": np.ndarray, "dtype": np.dtype}
-_RECONSTRUCT = np.zeros(0).__reduce__()[0]  # the name of its module differs between numpy 1 and 2
+_CONTAINERS = {"list": list, "dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class _ArrayType:
+    """In place of `numpy.ndarray`, which a pickle could call with any size."""
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -477,15 +483,21 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module in ("builtins", "__builtin__") and name in _CONTAINERS:
             return _CONTAINERS[name]
-        if module == "numpy" and name in _NUMPY:
-            return _NUMPY[name]
+        if module in ("builtins", "__builtin__") and name == "bytearray":
+            return lambda *given: bytearray(b"".join(_bytes(x) for x in given[:1]))  # not of a number: its size
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return _ArrayType if name == "ndarray" else np.dtype
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _RECONSTRUCT
+            return lambda *_: np.zeros(0)  # empty: its state, which follows, holds the numbers
         if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
             return lambda buffer, dtype, shape, order: np.frombuffer(buffer, dtype).reshape(shape, order=order)
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
             return lambda text, _: text.encode("latin1")
         raise pickle.UnpicklingError(f"asks for {module}.{name}, which is no array")
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode("latin1") if isinstance(value, str) else bytes(memoryview(value))
 
 
 def load_pickle(file: Path) -> Any:

@@ -23,12 +23,16 @@ class DataError(IsobasinError):
         super().__init__(f"--data {data}: {what}")
 
 
-def check_exists(data: Path) -> None:
+def exists(data: Path) -> bool:
+    """Whether there is a file or folder, or a one-line error."""
     try:
-        found = data.exists()
+        return data.exists()
     except OSError as error:  # no permission, or a name that is too long
-        raise DataError(f"{data!s:.200}", f"can not be read ({error.strerror})") from error
-    if not found:
+        raise DataError(f"{data!s:.200}", f"can not be read ({error.strerror}); give another path") from error
+
+
+def check_exists(data: Path) -> None:
+    if not exists(data):
         raise DataError(data, "no such file or folder")
 
 
@@ -76,7 +80,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 def is_dataset(data: Path) -> bool:
     """Whether `save_to_disk` wrote this folder, or nothing exists there and the name may be a hub id."""
-    if data.is_dir():
+    if exists(data) and data.is_dir():
         return (data / "dataset_dict.json").is_file() or (
             (data / "state.json").is_file() and (data / "dataset_info.json").is_file()
         )
@@ -85,7 +89,7 @@ def is_dataset(data: Path) -> bool:
 
 def is_hub_id(data: Path) -> bool:
     """Whether the name can be that of a data set on the hub; False if `datasets` is not installed."""
-    return not data.exists() and bool(_HUB_ID.fullmatch(data.as_posix())) and _library(data, needed=False) is not None
+    return not exists(data) and bool(_HUB_ID.fullmatch(data.as_posix())) and _library(data, needed=False) is not None
 
 
 def load_split(data: Path, split: str) -> Any:

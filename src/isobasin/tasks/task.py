@@ -251,6 +251,8 @@ def _names(weights: Weights) -> dict[str, int]:
     table = Fields(weights.config).table("id2label")
     try:
         found = {str(name): int(number) for number, name in table.items()}
+        if not all(0 <= number < 2**31 for number in found.values()):
+            raise ValueError("expected numbers from 0 on")
     except ValueError as error:
         raise IsobasinError(
             f"{name_of(weights)}: config.json: id2label has a key that is no number ({error}); correct it"

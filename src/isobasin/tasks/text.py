@@ -14,13 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isobasin.errors import brief
 from isobasin.shapes import Int
-from isobasin.tasks.source import DataError, check_exists, is_dataset, read_bytes, split_columns
+from isobasin.tasks.source import DataError, check_exists, exists, is_dataset, read_bytes, split_columns
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _LABEL_COLUMNS = ("label", "labels", "class", "target")
 _TEXT_COLUMNS = ("text", "sentence", "review", "content")
 _TITLE_COLUMNS = ("title", "description")
+_KNOWN_COLUMNS = (*_LABEL_COLUMNS, *_TEXT_COLUMNS, *_TITLE_COLUMNS)
+_ROWS_PER_BYTE = 16  # of a parquet file: more rows than that are an empty promise of its run-length encoding
 _TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".rst", ".raw", ".tokens")
 
 Label = int | str
@@ -39,7 +42,7 @@ class Table:
 
 def is_table(data: Path) -> bool:
     """Whether this is a table, a folder with tables, or a `datasets` folder."""
-    if data.is_dir():
+    if exists(data) and data.is_dir():
         return is_dataset(data) or bool(_tables_in(data))
     return data.suffix in (*_TABLES, ".json") or is_dataset(data)
 
@@ -120,7 +123,8 @@ def _csv_rows(file: Path) -> list[list[str]]:
         csv.field_size_limit(usual)
 
 
-def _json_columns(file: Path) -> dict[str, list[Any]]:
+def _json_columns(file: Path) -> dict[str, Sequence[Any]]:
+    """The values of the columns that are read; of others only their number, because each row may have its own."""
     text = _decoded(file)
     try:
         rows = json.loads(text) if file.suffix == ".json" else [json.loads(s) for s in text.split("\n") if s.strip()]
@@ -128,8 +132,20 @@ def _json_columns(file: Path) -> dict[str, list[Any]]:
         raise DataError(file, f"not JSON, one object a line ({error}); correct it") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(file, "expected JSON objects with a text and a label, one a line")
-    names = {name for row in rows for name in row}
-    return {name: [row.get(name) for row in rows] for name in sorted(names)}
+    if "\\ud" in text.lower():
+        _check_surrogates(file, rows)
+    names = sorted({name for row in rows for name in row})
+    known = {name for name in names if name.strip().lower() in _KNOWN_COLUMNS}
+    return {name: [row.get(name) for row in rows] if name in known else range(len(rows)) for name in names}
+
+
+def _check_surrogates(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """JSON can escape half a character, which no tokenizer and no file accepts."""
+    for number, row in enumerate(rows, 1):
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError) as error:
+            raise DataError(file, f"row {number} holds a lone surrogate, which is not text; correct it") from error
 
 
 def _parquet(file: Path) -> Mapping[str, Sequence[Any]]:
@@ -138,8 +154,11 @@ def _parquet(file: Path) -> Mapping[str, Sequence[Any]]:
     except ImportError as error:
         raise DataError(file, "a parquet file needs pyarrow: pip install pyarrow, or give CSV or JSONL") from error
     try:
-        columns: dict[str, list[Any]] = pq.read_table(str(file)).to_pydict()
-    except (OSError, ValueError) as error:  # errors of pyarrow are subclasses of these
+        opened = pq.ParquetFile(str(file))
+        if opened.metadata.num_rows > _ROWS_PER_BYTE * file.stat().st_size:
+            raise ValueError(f"{opened.metadata.num_rows} rows, more than a file of its size holds")
+        columns: dict[str, list[Any]] = opened.read().to_pydict()
+    except Exception as error:  # a damaged file makes pyarrow raise errors of many kinds
         raise DataError(file, f"not a parquet file ({error!s:.160})") from error
     return columns
 
@@ -160,13 +179,21 @@ def _from_columns(data: Path, columns: Mapping[str, Sequence[Any]], labelled: bo
     if not found or (labelled and label is None):
         wanted = f"one of {', '.join(_TEXT_COLUMNS)}" + (f" and one of {', '.join(_LABEL_COLUMNS)}" if labelled else "")
         raise DataError(data, f"columns {', '.join(columns):.200}; expected {wanted}")
-    texts = tuple(_joined(row) for row in zip(*(columns[name] for name in found)))
+    rows = zip(*(columns[name] for name in found))
+    texts = tuple(_text(data, number, row) for number, row in enumerate(rows, 1))
     if not labelled or label is None:
         return Table(texts, ())
     for number, text in enumerate(texts, 1):
         if not text.strip():
             raise DataError(data, f"row {number} has no text; remove it")
     return Table(texts, tuple(_label(data, number, value) for number, value in enumerate(columns[label], 1)))
+
+
+def _text(data: Path, row: int, parts: Sequence[Any]) -> str:
+    for part in parts:
+        if isinstance(part, list | tuple | dict):
+            raise DataError(data, f"row {row} has the text {brief(part)}; expected a string")
+    return _joined(parts)
 
 
 def _joined(parts: Iterable[Any]) -> str:
@@ -176,7 +203,7 @@ def _joined(parts: Iterable[Any]) -> str:
 def _label(data: Path, row: int, value: Any) -> Label:
     whole = isinstance(value, int | str) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or value == "":
-        raise DataError(data, f"row {row} has the label {value!r}; expected a whole number or a class's name")
+        raise DataError(data, f"row {row} has the label {brief(value)}; expected a whole number or a class's name")
     return value.strip() if isinstance(value, str) else int(value)
 
 
@@ -191,11 +218,11 @@ def class_numbers(
     >>> class_numbers(["1", "3", "2"], 3, {}, Path("x.csv"))
     array([0, 2, 1])
     """
-    if not all(isinstance(label, int) or re.fullmatch(r"-?\d+", label) for label in labels):
+    if not all(map(_is_number, labels)):
         for row, label in enumerate(labels, 1):
             if not 0 <= names.get(str(label), -1) < n_classes:
                 known = f"its classes are {', '.join(list(names)[:8])}" if names else "its config.json names no classes"
-                raise DataError(data, f"row {row} has the label {label!r}, which the model does not have: {known}")
+                raise DataError(data, f"row {row} has the label {brief(label)}, which the model does not have: {known}")
         return np.array([names[str(label)] for label in labels], dtype=np.int64)
     found = np.array([int(label) for label in labels], dtype=np.int64)
     if found.min() == 1 and found.max() == n_classes:
@@ -207,11 +234,18 @@ def class_numbers(
     return found
 
 
+def _is_number(label: Label) -> bool:
+    """Whether a label is a whole number of 64 bits."""
+    if isinstance(label, int):
+        return -(2**63) <= label < 2**63
+    return re.fullmatch(r"-?\d{1,18}", label) is not None
+
+
 def folder_classes(classes: Sequence[str], n_classes: int, names: Mapping[str, int], data: Path) -> list[int]:
     """The class of each subfolder: by the names of the model, by number, or in the order of the names."""
     if names and all(0 <= names.get(name, -1) < n_classes for name in classes):
         return [names[name] for name in classes]
-    if all(name.isdecimal() and int(name) < n_classes for name in classes):
+    if all(re.fullmatch(r"\d{1,18}", name) and int(name) < n_classes for name in classes):
         return [int(name) for name in classes]
     if names or len(classes) != n_classes:
         known = ", ".join(list(names)[:8]) if names else f"{n_classes} without names"
@@ -228,7 +262,7 @@ def read_text(data: Path | str, limit: int | None = None) -> str:
     UTF-8 with unchanged line ends; files and rows are joined by a newline; at most `limit` characters are read.
     """
     data = Path(data)
-    files = _text_files(data) if data.is_dir() else []
+    files = _text_files(data) if exists(data) and data.is_dir() else []
     if not files and is_table(data):
         text = "\n".join(read_table(data, labelled=False).texts)[:limit]
     else:
@@ -297,12 +331,14 @@ def read_ids(data: Path | str, d_vocab: int) -> Tensor:
 
 
 def load_array(file: Path) -> Tensor:
-    """A .npy file of numbers, read without pickle."""
+    """A .npy file of numbers, read without pickle; mapped first, since a header may promise more than there is."""
     try:
-        array = np.load(file, allow_pickle=False)
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
-    except (ValueError, OSError, TypeError, EOFError, AttributeError) as error:  # an archive, strings, or objects
-        raise DataError(file, f"not a plain numpy array of numbers ({error})") from error
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    except Exception as error:  # an archive, strings, objects, or a damaged header, for which numpy raises anything
+        raise DataError(
+            file, f"not a plain numpy array of numbers ({error!s:.160}); write it with numpy.save"
+        ) from error
 
 
 def checked_ids(ids: Tensor, d_vocab: int, data: Path | str) -> Tensor:

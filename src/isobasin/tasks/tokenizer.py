@@ -5,6 +5,7 @@ A vocabulary is bytes, or is made from the training text (characters, words, byt
 """
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -188,7 +189,7 @@ def _content(place: Path | str, tokenizer: Any) -> str:
     if isinstance(place, Path) and place.is_dir():
         files = sorted({file for pattern in _FILES for file in place.glob(pattern) if file.is_file()})
     vocab = repr(sorted(tokenizer.get_vocab().items())).encode()
-    return digest([vocab, *(part for file in files for part in (file.name.encode(), read_bytes(file)))])
+    return digest([vocab, *(part for file in files for part in (os.fsencode(file.name), read_bytes(file)))])
 
 
 # -- vocabularies of models that are trained here ----------------------------------------------------------------------
@@ -220,10 +221,13 @@ class Vocabulary:
         """The vocabulary in the folder of a model; bytes if there is no tokenizer file."""
         if not (folder / TOKENIZER_FILE).is_file():
             return cls.of_bytes()
-        found = json.loads((folder / TOKENIZER_FILE).read_text("utf-8"))
-        ours = (found.get("pre_tokenizer") or {}).get("pattern") == {"Regex": _WORD_PATTERN}
-        words = found["model"]["vocab"] if ours else None
-        tokenizer = _tokenizers().Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        try:
+            found = json.loads((folder / TOKENIZER_FILE).read_text("utf-8"))
+            ours = (found.get("pre_tokenizer") or {}).get("pattern") == {"Regex": _WORD_PATTERN}
+            words = found["model"]["vocab"] if ours else None
+            tokenizer = _tokenizers().Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+        except Exception as error:  # the library raises Exception itself for a damaged file
+            raise IsobasinError(f"{folder / TOKENIZER_FILE}: no tokenizer ({error!s:.160}); make it again") from error
         return cls("words" if ours else "saved", size, tokenizer, words)
 
     def save(self, folder: Path) -> None:
@@ -287,7 +291,7 @@ def make_vocabulary(kind: str, texts: Sequence[str]) -> Vocabulary:
 
     Words that occur at least twice are kept, sorted by count and then alphabetically.
     """
-    match = re.fullmatch(r"([a-z]+)(?:-(\d+))?", kind)
+    match = re.fullmatch(r"([a-z]+)(?:-(\d{1,7}))?", kind)
     if match is None or match[1] not in VOCABULARIES:
         kinds = ", ".join(VOCABULARIES)
         raise IsobasinError(f"vocabulary {kind!r} is unknown, expected one of {kinds}, or words-30000")

@@ -130,6 +130,7 @@ FAMILIES = (
         # Checkpoints converted from TensorFlow call gain and shift of a LayerNorm gamma and beta.
         spellings=((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias")),
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
+        rare_settings={"is_decoder": False, "is_causal": False},
         inputs=ModelInputs(token_types=True, bidirectional=True),
         optional_pooler=("BertModel",),
         example=(

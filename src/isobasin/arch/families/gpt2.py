@@ -5,7 +5,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.family import Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, Family
 from isobasin.errors import ArchitectureError
 
 
@@ -72,6 +72,15 @@ FAMILIES = (
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
         },
+        rare_settings=CAUSAL,
+        head_settings=LAST_TOKEN,
+        aliases={
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "max_position_embeddings": "n_positions",
+        },
+        ignored=("reorder_and_upcast_attn",),  # how half precision is computed
         example=("GPT-2 (tied)", {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}),
     ),
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.family import Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 
 _LAYER = "gpt_neox.layers.{i}"
 
@@ -15,7 +15,6 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
     d_ff, vocab = c.size("intermediate_size"), c.size("vocab_size")
     d_head = c.d_head(n_heads, d, key=None)
-    fraction = c.fraction("rotary_pct", c.fraction("partial_rotary_factor", 0.25))
     head = c.architecture.partition("For")[2]
     bare = c.architecture == "GPTNeoXModel"
     tied = head in ("CausalLM", "") and not bare and c.flag("tie_word_embeddings", False)
@@ -46,7 +45,7 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
             Space("resid", d, stream_kind("layer", tied=tied, bare=bare), stream=True),
             Space("ff{i}", d_ff, units_kind(c.word("hidden_act", "gelu"))),
         ],
-        heads=HeadSpace("heads", n_heads, n_heads, d_head, int(d_head * fraction)),
+        heads=HeadSpace("heads", n_heads, n_heads, d_head, c.rotary_columns(d_head, "rotary_pct", 0.25)),
         norms={
             "a{i}": f"layer(resid, {_LAYER}.input_layernorm)",
             "m{i}": f"layer(resid, {_LAYER}.post_attention_layernorm)",
@@ -63,6 +62,7 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
             for i in range(n_layers)
         },
         aliases={"embed_out.weight": "gpt_neox.embed_in.weight"} if tied else {},
+        rotary=c.rotary("rotary_emb_base"),
     )
 
 
@@ -84,6 +84,10 @@ FAMILIES = (
         prefix="gpt_neox.",
         spellings=((r"^lm_head\.", "embed_out."),),
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "use_parallel_residual": True},
+        rare_settings=CAUSAL,
+        head_settings=LAST_TOKEN,
+        bias_flags=(BiasFlag("attention_bias", True, r"\battention\.\w+\.bias$"),),
+        ignored=("is_decoder",),
         example=(
             "Pythia 160M",
             {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}

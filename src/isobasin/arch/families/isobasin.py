@@ -49,6 +49,7 @@ def own(config: Mapping[str, Any]) -> Architecture:
         tensors=_embeddings(c, last, tied),
         sums=_sums(c, positions, tied),
         aliases={"head.weight": "embed.tokens.weight"} if tied else {},
+        rotary=c.rotary(),
     )
 
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
-from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import gated_decoder
-from isobasin.arch.family import Family
+from isobasin.arch.family import CAUSAL, Family
 
 _LAYER = {
     "model.layers.{i}.self_attn.qkv_proj": "qk{i}:q*+qk{i}+vo{i} a{i}*",
@@ -17,7 +16,7 @@ _LAYER = {
 
 
 def phi3(config: Mapping[str, Any]) -> Architecture:
-    return gated_decoder(config, _LAYER, rotary_fraction=Fields(config).fraction("partial_rotary_factor", 1.0))
+    return gated_decoder(config, _LAYER, partial_rotary=True)
 
 
 FAMILIES = (
@@ -27,6 +26,8 @@ FAMILIES = (
         "Phi3ForCausalLM",
         prefix="model.",
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-5, "sliding_window": None},
+        rare_settings=CAUSAL,
+        head_settings={"ForSequenceClassification": {"pad_token_id": 32000}},
         example=(
             "Phi-3 mini",
             {"hidden_size": 3072, "num_attention_heads": 32, "num_hidden_layers": 32}

@@ -1,7 +1,24 @@
 """Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from isobasin.arch.families.llama import llama
-from isobasin.arch.family import Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, Family
+
+
+def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sliding window of each layer, where any has one; without `use_sliding_window` the other keys are ignored."""
+    none = {"use_sliding_window": False, "sliding windows": None}
+    n_layers, types = int(config["num_hidden_layers"]), config.get("layer_types")
+    first, window = config.get("max_window_layers", 28), config.get("sliding_window", 4096)
+    if not config.get("use_sliding_window", False) or window is None:
+        return none
+    if types is None:
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(n_layers)]
+    windows = [window if kind == "sliding_attention" else None for kind in types]
+    return {"use_sliding_window": True, "sliding windows": windows} if any(windows) else none
+
 
 FAMILIES = (
     Family(
@@ -10,6 +27,9 @@ FAMILIES = (
         "Qwen2ForCausalLM",
         prefix="model.",
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False},
+        rare_settings=CAUSAL,
+        derived_settings=_windows,
+        head_settings=LAST_TOKEN,
         example=(
             "Qwen2.5 7B",
             {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28}

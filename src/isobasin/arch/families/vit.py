@@ -5,7 +5,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.family import Family, ModelInputs
+from isobasin.arch.family import BiasFlag, Family, ModelInputs
 from isobasin.errors import ArchitectureError
 
 _EMBED = "vit.embeddings"
@@ -90,6 +90,10 @@ FAMILIES = (
             (r"(?<!encoder\.)\blayers\.(\d+)\.layernorm_", r"encoder.layer.\1.layernorm_"),
         ),
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224},
+        rare_settings={"is_causal": False},
+        head_settings={"Model": {"pooler_act": "tanh"}},
+        bias_flags=(BiasFlag("qkv_bias", True, r"\battention\.attention\.\w+\.bias$"),),
+        ignored=("pooler_act",),  # by other classes
         inputs=ModelInputs(image_size=224),
         optional_pooler=("ViTModel",),
         example=("ViT base", {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}),

@@ -1,0 +1,283 @@
+"""The canonical frame of the stream: the rotation, permutation or signs that all members of an orbit agree on.
+
+A rotation is determined by vectors that rotate with the stream: the rows of the tables whose other axis nothing moves
+(tokens, positions, classes), and where these do not span the stream, their images under the layers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isobasin.arch import Architecture, HeadSpace, Space
+from isobasin.compare.uncertainty import Doubt, large_doubts, noise_of, rotation_uncertainty, swap_uncertainty, ties
+from isobasin.groups import Element, Monomial
+from isobasin.shapes import Float
+from isobasin.symmetries import group_of
+from isobasin.symmetries.attention import attention_matrices
+from isobasin.symmetries.normal_form import NormalForm, unit_rows
+
+TABLE_ROWS = 4096  # rows of a table that are processed at once
+RANK_THRESHOLD = 1e-8  # smallest eigenvalue of XᵀX relative to the largest, below which layers contribute to the frame
+NEW = 1e-4  # of the largest: singular values of an image that count as a new direction
+EMPTY = 1e-10  # of its factors: an image of this size is rounding
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The element of the stream, how much it may differ between copies, and why."""
+
+    element: Element
+    uncertainty: float = 0.0
+    doubts: tuple[Doubt, ...] = ()
+
+
+def fixed_numbers(label: str, *shape: int) -> Tensor:
+    """Numbers of mean zero and variance one that depend on the label and the shape alone.
+
+    They are the directions that canonical points and fingerprints refer to. They come from the raw bits of PCG64, which
+    numpy guarantees not to change; torch generators give no such guarantee.
+    """
+    count = int(np.prod(shape)) if shape else 1
+    raw = np.random.PCG64(crc32(label.encode())).random_raw(count)
+    uniform = (np.asarray(raw, dtype=np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return torch.from_numpy((2 * uniform - 1) * 3**0.5).reshape(shape)
+
+
+def stream_frame(model: NormalForm) -> Frame:
+    """The element that brings the stream to its canonical frame, by rotation, permutation or signs as its group allows.
+
+    A rotation brings whitened rows X closest to fixed numbers. Unlike eigenvectors it needs no choice of signs, and
+    equal eigenvalues do not matter.
+    """
+    space = model.arch.stream
+    if space.rotates:
+        return _rotation(model, space)
+    if space.kind == "fixed":
+        return Frame(group_of(space).identity())
+    return _coordinate_order(model, space)
+
+
+def tables(arch: Architecture, names: tuple[str, ...]) -> Iterator[tuple[str, int, bool]]:
+    """Tensors with one axis on the stream and nothing that moves on the others: name, axis, and whether it is a gain
+    (which has no sign)."""
+    for name in names:
+        found = [(axis, words.terms) for axis, words in enumerate(arch.tensors[name].roles[0].axes) if words.terms]
+        if len(found) == 1 and [arch.space_of(term).name for term in found[0][1]] == [arch.stream.name]:
+            yield name, found[0][0], found[0][1][0].permutation_part
+
+
+def stream_rows(model: NormalForm, *spaces: str) -> Iterator[tuple[str, Tensor]]:
+    """The rows on the stream of the tables in these blocks that are not gains, in float64."""
+    for space in spaces:
+        for name, axis, gain in tables(model.arch, model.blocks[space]):
+            if not gain:
+                tensor = model.read(name)
+                yield name, tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis]).to("cpu", torch.float64)
+
+
+# -- rotations ------------------------------------------------------------------------------------------------------
+
+
+class _Rows:
+    """Vectors that rotate with the stream, as their Gram matrix XᵀX and their product FᵀX with fixed numbers F."""
+
+    def __init__(self, space: Space) -> None:
+        self.gram = torch.zeros(space.size, space.size, dtype=torch.float64)
+        self.product = self.gram.clone()
+        self.free = space.size - (space.kind == "orthogonal1")
+        self.centre = torch.eye(space.size, dtype=torch.float64)
+        if space.kind == "orthogonal1":
+            self.centre -= 1 / space.size
+
+    def add(self, label: str, rows: Tensor) -> None:
+        self.gram = self.gram + rows.mT @ rows
+        self.product = self.product + fixed_numbers(label, *rows.shape).mT @ rows
+
+    def add_image(self, label: str, rows: Tensor) -> Tensor:
+        """Add the image of earlier rows, at their size; what was added."""
+        rows = rows * (self.gram.trace().sqrt() / torch.linalg.matrix_norm(rows).clamp_min(1e-300))
+        self.add(label, rows)
+        return rows
+
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        values, basis = torch.linalg.eigh(self.centre @ self.gram @ self.centre)
+        return values, basis
+
+    @property
+    def spanning(self) -> bool:
+        values = self.eigen()[0]
+        return bool(values[-self.free] > RANK_THRESHOLD * values[-1])
+
+
+def _rotation(model: NormalForm, space: Space) -> Frame:
+    """The projection of Fᵀ X (XᵀX)^-½ onto the group."""
+    found, noise = _Rows(space), noise_of(model.weights)
+    for name, table in stream_rows(model, model.arch.stream.name, *model.spaces):
+        for start in range(0, len(table), TABLE_ROWS):
+            found.add(f"{name}:{start}", table[start : start + TABLE_ROWS])
+    missing = 0
+    if not found.spanning:
+        _add_linear_responses(model, found)
+        missing = 0 if found.spanning else _add_gram_responses(model, found)
+    values, basis = found.eigen()
+    kept = values > max(1e-14, min(noise**2, RANK_THRESHOLD / 100)) * values[-1]
+    roots = torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0)
+    product = found.product @ ((basis * roots) @ basis.mT)
+    element = group_of(space).project(product)
+    if missing:
+        reason = f"{missing} of {space.size} directions can not be told apart by embeddings, head and layers"
+        return Frame(element, 1.0, (Doubt(space.name, reason, 1.0),))
+    spread = float((values[-1] / values[kept][0]).sqrt()) if bool(kept.any()) else 1.0
+    change = rotation_uncertainty(found.centre @ product @ basis[:, kept], noise * spread)
+    reason = f"rotation: its tables differ in size by {spread:.0e} between directions"
+    return Frame(element, change, tuple(large_doubts(space.name, reason, change)))
+
+
+def _add_linear_responses(model: NormalForm, found: _Rows) -> None:
+    """Add the images of the tables under one layer after the other until they span the stream."""
+    rows = found.centre @ found.product @ found.centre
+    for name in model.spaces:
+        image = _linear_response(model, name, rows)
+        if image is None:
+            continue
+        rows = found.add_image(f"through {name}", image @ found.centre)
+        if found.spanning:
+            break
+
+
+def _linear_response(model: NormalForm, space: str, rows: Tensor) -> Tensor | None:
+    """The output of a layer for rows of the stream if it were linear: Σ_h x V_h O_hᵀ, or x up down; None for zero.
+
+    It rotates with the stream, and no element of the layer's own space changes it.
+    """
+    place, tensors = model.arch.spaces[space], model.block(space)
+    if isinstance(place, HeadSpace):
+        m = attention_matrices(model.arch, place, {n: t.to("cpu", torch.float64) for n, t in tensors.items()})
+        values = (rows @ m.v[:, : rows.shape[1]]).repeat_interleave(place.group_size, 0)
+        image = (values @ m.o.mT).sum(0)
+        return _unless_empty(image, rows, m.v, m.o)
+    found: dict[str, Tensor] = {}
+    for name, rows_of_units, move in unit_rows(model.arch, space, tensors):
+        terms = [axis.terms for axis in model.arch.tensors[name].roles[0].axes]
+        if list(map(len, terms)) == [1, 1] and not any(term.permutation_part for (term,) in terms):
+            found.setdefault(move, rows_of_units.to("cpu", torch.float64))
+    if len(found) < 2:
+        return rows
+    return _unless_empty(rows @ found["primal"].mT @ found["dual"], rows, found["primal"], found["dual"])
+
+
+def _unless_empty(image: Tensor, *factors: Tensor) -> Tensor | None:
+    size = np.prod([float(factor.norm()) for factor in factors])
+    return image if float(image.norm()) > EMPTY * size else None
+
+
+def _add_gram_responses(model: NormalForm, found: _Rows) -> int:
+    """Add images under XᵀX for every balanced matrix X on the stream, until nothing new appears.
+
+    The number of directions that are still missing and that some layer reads or writes.
+    """
+    rows, known, grew = found.centre @ found.product @ found.centre, _span(found), True
+    while grew:
+        grew = False
+        for label, x in _on_stream(model):
+            image = (rows @ x.mT @ x) @ found.centre
+            new = image - image @ known @ known.mT
+            if float(new.norm()) > NEW * float(image.norm()):
+                rows = rows + found.add_image(label, new)
+                known, grew = _span(found), True
+            if known.shape[1] == found.free:
+                return 0
+    outside = found.centre - known @ known.mT
+    sizes = [(float((x @ outside).square().sum()), float(x.square().sum())) for _, x in _on_stream(model)]
+    seen, whole = map(sum, zip(*sizes, strict=True))
+    return found.free - known.shape[1] if seen > EMPTY * whole else 0
+
+
+def _span(found: _Rows) -> Float[Tensor, "d k"]:
+    values, basis = found.eigen()
+    return basis[:, values > RANK_THRESHOLD * values[-1]]
+
+
+def _on_stream(model: NormalForm) -> Iterator[tuple[str, Float[Tensor, "m d"]]]:
+    """The balanced matrices of all blocks with an axis on the stream, one row for every column of a head and every
+    unit; without means where the stream has a sign of its own, since means hold constants there."""
+    stream = model.arch.stream
+    for space in model.spaces:
+        for index, x in enumerate(_block_on_stream(model, space)):
+            centred = x - x.mean(1, keepdim=True) if stream.kind == "permutation±" else x
+            yield f"through {space} {index}", centred
+
+
+def _block_on_stream(model: NormalForm, space: str) -> Iterator[Float[Tensor, "m d"]]:
+    place, width = model.arch.spaces[space], model.arch.stream.size
+    tensors = {name: t.to("cpu", torch.float64) for name, t in model.block(space).items()}
+    if isinstance(place, HeadSpace):
+        m = attention_matrices(model.arch, place, tensors)
+        yield from (x[:, :width].mT.flatten(0, 1) for x in (m.q, m.k, m.v, m.o))
+    else:
+        yield from (rows for _, rows, _ in unit_rows(model.arch, space, tensors) if rows.shape[1] == width)
+
+
+# -- permutations and signs -----------------------------------------------------------------------------------------
+
+
+def _coordinate_order(model: NormalForm, space: Space) -> Frame:
+    """Coordinates sorted by the products of their columns with fixed numbers; signs where the stream has them.
+
+    Where only the common sign is free, the mean is subtracted first: it holds a constant (see `with_unit_shift`) that
+    does not change with the sign of the stream. Where two coordinates have the same product, the layers are added.
+    """
+    noise, (signed, unsigned, columns) = noise_of(model.weights), _coordinate_keys(model, space)
+    element, pairs, weak = _sorted(space, signed, unsigned, noise * columns.norm(dim=1))
+    if pairs or weak:
+        response, used = _coordinate_response(model, signed)
+        signed = signed / signed.norm().clamp_min(1e-300) + response / response.norm().clamp_min(1e-300)
+        element, pairs, weak = _sorted(space, signed, unsigned, noise * (used > 0))
+        columns = torch.cat([columns, used[:, None]], 1)
+    reason = f"{len(pairs)} pairs of coordinates have sort keys that agree up to rounding"
+    doubts = large_doubts(space.name, reason, swap_uncertainty(columns, pairs))
+    doubts += large_doubts(space.name, f"{weak} signs are those of sums that vanish up to rounding", float(weak > 0))
+    return Frame(element, noise, tuple(doubts))
+
+
+def _coordinate_keys(model: NormalForm, space: Space) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of tables and of gains with fixed numbers, and the columns of all tables, one row for each coordinate."""
+    signed, unsigned = (torch.zeros(space.size, dtype=torch.float64) for _ in range(2))
+    columns = []
+    for name, rows in stream_rows(model, model.arch.stream.name, *model.spaces):
+        signed += fixed_numbers(name, len(rows)) @ rows / len(rows) ** 0.5
+        columns.append(rows.mT / len(rows) ** 0.5)
+    for name, _, gain in tables(model.arch, model.blocks[model.arch.stream.name]):
+        unsigned += fixed_numbers(name, 1) * model.read(name).to("cpu", torch.float64) if gain else 0
+    return signed, unsigned, torch.cat([*columns, unsigned[:, None]], 1)
+
+
+def _coordinate_response(model: NormalForm, vector: Tensor) -> tuple[Tensor, Tensor]:
+    """The vector times XᵀX, for every balanced matrix X on the stream, in fixed proportions; and the size of all X."""
+    total, used = torch.zeros_like(vector), torch.zeros_like(vector)
+    for label, x in _on_stream(model):
+        total += fixed_numbers(label, 1) * (vector @ x.mT @ x)
+        used += x.square().sum(0)
+    return total, used
+
+
+def _sorted(
+    space: Space, signed: Tensor, unsigned: Tensor, errors: Tensor
+) -> tuple[Monomial, list[tuple[int, int]], int]:
+    """The order and the signs, pairs of coordinates too close to be told apart, and the number of weak signs."""
+    sign, weak = torch.ones_like(signed), 0
+    if space.kind == "signed":
+        sign = torch.where(signed < 0, -1.0, 1.0).to(torch.float64)
+        weak = int(((signed.abs() <= errors) & (errors > 0)).sum())
+    elif space.kind == "permutation±":
+        signed = signed - signed.mean()
+        cubes = float(signed.pow(3).sum())
+        sign = sign if cubes >= 0 else -sign
+        weak = int(abs(cubes) <= float((3 * signed.square() * errors).sum()))
+    keys = sign * signed + unsigned
+    index = torch.argsort(keys, stable=True)
+    return Monomial(index, sign[index]), ties(keys, errors, index), weak

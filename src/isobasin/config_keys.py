@@ -1,0 +1,109 @@
+"""Which keys of a config.json reach the outputs of a model, asked of transformers itself.
+
+A family knows the keys that change its function (`Family.settings`). A config may hold others, of a newer transformers
+or of another program. Those count if the model reads them while it is built or run; the model is then built and run
+without its weights, on the device `meta`, and its config records what is read.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from isobasin.arch.family import NEUTRAL_KEYS
+from isobasin.errors import ArchitectureError
+from isobasin.runtime import pretrained_class, random_inputs
+from isobasin.weights import Weights
+
+_READ_AS_NUMBERS = (Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__index__, Tensor.__contains__)
+ABSENT = "absent"
+
+
+def unknown_settings(weights: Weights) -> dict[str, Any]:
+    """The keys of config.json that the family does not know but transformers reads, with their values."""
+    if weights.family.own:  # its description refuses unknown keys
+        return {}
+    known = weights.family.known_keys(weights.config)
+    unknown = [key for key, value in weights.config.items() if value is not None and key not in known]
+    return {key: weights.config[key] for key in keys_that_matter(weights, unknown)}
+
+
+def differing_settings(a: Weights, b: Weights) -> dict[str, tuple[Any, Any]]:
+    """The keys that reach the outputs of A or B and have different values there, with both values."""
+    found = {key: (value, b.settings.get(key)) for key, value in a.settings.items() if value != b.settings.get(key)}
+    if any(heads.rotary for heads in a.arch.heads()) and a.arch.rotary != b.arch.rotary:
+        found["rotary positions"] = (dict(a.arch.rotary), dict(b.arch.rotary))
+    of_a, of_b = unknown_settings(a), unknown_settings(b)
+    values = {key: (of_a.get(key, ABSENT), of_b.get(key, ABSENT)) for key in sorted({*of_a, *of_b})}
+    return found | {key: (x, y) for key, (x, y) in values.items() if x != y}
+
+
+def keys_that_matter(weights: Weights, keys: Iterable[str]) -> list[str]:
+    """Those among some keys of config.json whose absence changes something that the model reads.
+
+    Where transformers can not run the model without weights, every key counts.
+    """
+    keys = list(keys)
+    if not keys:
+        return []
+    read, config = _attributes_read(weights), _attributes(weights, weights.config)
+    if read is None or config is None:
+        return keys
+    found = []
+    for key in keys:
+        others = _attributes(weights, {k: v for k, v in weights.config.items() if k != key})
+        changed = read if others is None else {n for n in read if config.get(n, ABSENT) != others.get(n, ABSENT)}
+        if changed:
+            found.append(key)
+    return found
+
+
+def _attributes(weights: Weights, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What transformers makes of a config: defaults filled in, several keys joined in one; None if it refuses."""
+    try:
+        return copy.deepcopy(vars(pretrained_class(replace(weights, config=config))[1]))
+    except ArchitectureError:
+        return None
+
+
+def _attributes_read(weights: Weights) -> set[str] | None:
+    """The attributes of the config that are read while the model is built and run; None if it can not be run."""
+    try:
+        kind, config, options = pretrained_class(weights)
+        read = _recorded(config)
+        with torch.device("meta"):
+            model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32, **options).eval()
+        inputs = random_inputs(weights, n=1)[0]
+        with torch.no_grad(), _WithoutNumbers():
+            model(**{name: x.to("meta") for name, x in inputs.items()})
+    except Exception:  # what fails without weights can not be told from what fails with them
+        return None
+    names = frozenset(read)
+    return {config.attribute_map.get(name, name) for name in names} - NEUTRAL_KEYS
+
+
+def _recorded(config: Any) -> set[str]:
+    """Make a config record the attributes that are read, also absent ones."""
+    read: set[str] = set()
+    kind: Any = type(config)
+
+    def get(self: Any, name: str) -> Any:
+        if not name.startswith("__"):
+            read.add(name)
+        return kind.__getattribute__(self, name)
+
+    config.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+    return read
+
+
+class _WithoutNumbers(TorchFunctionMode):
+    """Tensors on `meta` have no values; where a model asks for one, to choose a kernel or to warn, it gets a zero."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READ_AS_NUMBERS and args[0].is_meta:
+            return False if args[0].dtype == torch.bool or func is Tensor.__contains__ else 0
+        return func(*args, **(kwargs or {}))

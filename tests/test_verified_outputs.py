@@ -1,0 +1,94 @@
+"""Commands that move a model run it before and after, and write nothing if its outputs change."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from isobasin.arch.config import Fields
+from isobasin.cli import run
+
+pytestmark = pytest.mark.hf
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tiny.save(tiny.case("phi3-gqa"), tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def wrong_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """isobasin believes that only two columns of a head rotate."""
+    monkeypatch.setattr(Fields, "rotary_columns", lambda *_: 2)
+
+
+def commands(model: Path, out: Path) -> dict[str, list[str]]:
+    return {
+        "scramble": ["scramble", str(model), "-o", str(out)],
+        "align": ["align", str(model), "--to", str(model.with_name("other")), "-o", str(out)],
+        "canonical": ["canonical", str(model), "-o", str(out)],
+        "merge": ["merge", str(model.with_name("other")), str(model), "-o", str(out)],
+    }
+
+
+@pytest.mark.parametrize("command", ["scramble", "align", "canonical", "merge"])
+def test_a_group_that_is_not_the_models_is_refused(
+    command: str, model: Path, tmp_path: Path, wrong_group: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.save(tiny.case("phi3-gqa"), tmp_path / "other", seed=1)
+    arguments = commands(model, tmp_path / "out")[command]
+    assert run(arguments) == 4
+    assert "outputs would differ" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_verification_the_wrong_group_is_not_noticed(model: Path, tmp_path: Path, wrong_group: None) -> None:
+    assert run(["scramble", str(model), "-o", str(tmp_path / "out"), "--verify", "none"]) == 0
+    inputs = tiny.case("phi3-gqa").inputs(0)
+    before, after = (tiny.logits(tiny.load(folder), inputs) for folder in (model, tmp_path / "out"))
+    assert float((after - before).abs().max()) > 0.01
+
+
+def test_the_change_of_outputs_is_reported(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.save(tiny.case("phi3-gqa"), tmp_path / "other", seed=1)
+    for command, arguments in commands(model, tmp_path / "out").items():
+        assert run([*arguments, "--force", "--json"]) == 0, command
+        facts = json.loads(capsys.readouterr().out)
+        assert 0 <= facts["max_output_change"] <= 2e-5, command
+    assert run(["scramble", str(model), "-o", str(tmp_path / "none"), "--json", "--verify", "none"]) == 0
+    assert json.loads(capsys.readouterr().out)["max_output_change"] is None
+
+
+def test_a_model_that_transformers_can_not_run_is_noted(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"layer_types": ["no such attention"] * 2}))
+    assert run(["scramble", str(model), "-o", str(tmp_path / "out")]) == 0
+    assert "the model was not run before and after" in capsys.readouterr().err
+    assert run(["scramble", str(model), "-o", str(tmp_path / "again"), "--verify", "model"]) == 2
+
+
+def test_a_model_that_does_not_fit_in_memory_is_noted(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_memory(*_: object, **__: object) -> float:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes")
+
+    monkeypatch.setattr("isobasin.symmetries.check.require_same_outputs", run_out_of_memory)
+    assert run(["scramble", str(model), "-o", str(tmp_path / "out")]) == 0
+    assert "the model was not run before and after: DefaultCPUAllocator" in capsys.readouterr().err
+    assert run(["scramble", str(model), "-o", str(tmp_path / "again"), "--verify", "model"]) == 2
+
+
+def test_rounding_that_a_model_amplifies_is_no_change(tmp_path: Path) -> None:
+    """Gains of very different sizes: float32 itself moves the outputs by more than the tolerance."""
+    model = tiny.case("llama-gqa").build(seed=0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight *= 300  # scores of thousands: softmax turns rounding into other tokens
+    tiny.write(model, tmp_path / "sharp")
+    assert run(["scramble", str(tmp_path / "sharp"), "-o", str(tmp_path / "out")]) == 0
