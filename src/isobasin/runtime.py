@@ -4,10 +4,9 @@ This is how a symmetry claim is checked: the outputs before and after, on inputs
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -16,11 +15,10 @@ from torch.overrides import TorchFunctionMode
 from isobasin.arch.config import Fields
 from isobasin.errors import ArchitectureError, IsobasinError, brief
 from isobasin.shapes import Float
-from isobasin.views import Tensors, View, trim_heap
+from isobasin.views import trim_heap
 from isobasin.weights import Weights, load
 
 Inputs = dict[str, Tensor]
-NOISE_CHUNK = 2**18  # numbers perturbed at a time: larger pieces fragment the heap
 MAX_LOADED_PARAMETERS = 40_000_000  # larger models are streamed: each module's weights are read when it runs
 # Config keys that say how a model is run, and change no output: nothing is generated, and outputs have names.
 PLAIN_RUN = {
@@ -116,27 +114,6 @@ def output_difference(x: Tensor, y: Tensor, scale: Tensor | None = None) -> floa
         return 0.0
     size = scale[torch.isfinite(scale)].abs().max() if bool(torch.isfinite(scale).any()) else torch.ones(())
     return float((x - y)[finite].abs().max() / size.clamp(min=1e-30))
-
-
-def perturbed(weights: Weights, units: Mapping[str, float], *, seed: int, dtype: torch.dtype | None = None) -> Weights:
-    """The model with simulated rounding: w (1 + u ξ), ξ uniform on [−1, 1].
-
-    The result is in `dtype`, by default a type that represents the perturbation without further rounding.
-    """
-
-    def change(name: str, tensors: Tensors) -> Tensor:
-        """The same noise each time a tensor is read."""
-        tensor, rng = tensors[name], torch.Generator().manual_seed(crc32(f"{name} {seed}".encode()))
-        # float32 can represent the noise of the narrow types; the noise of float32 itself needs float64.
-        wide = torch.float32 if tensor.dtype.itemsize < 4 else torch.float64
-        out = torch.empty(tensor.shape, dtype=dtype or wide, device=tensor.device)
-        for part, into in zip(tensor.reshape(-1).split(NOISE_CHUNK), out.view(-1).split(NOISE_CHUNK)):
-            noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1)
-            into.copy_(noise.to(part.device, wide).mul_(units[name]).add_(1).mul_(part))
-        return out
-
-    changes = {name: partial(change, name) for name in units}
-    return replace(weights, tensors=View(weights, changes), checkpoint=None)
 
 
 def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Float[Tensor, "n outputs"]:

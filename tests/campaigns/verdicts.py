@@ -30,8 +30,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "compare")]
 from compared_models import held, outputs, own_model, scrambled_file, stored, tiny_model  # noqa: E402
 
 import isobasin as ib  # noqa: E402
-from isobasin.compare.residual import perturbed, rounding_unit, rounding_units  # noqa: E402
 from isobasin.model import ModelConfig  # noqa: E402
+from isobasin.rounding import perturbed, rounding_unit, rounding_units  # noqa: E402
 from isobasin.runtime import random_inputs, vocabulary_size  # noqa: E402
 from isobasin.symmetries.coordinate import face_columns  # noqa: E402
 from isobasin.weights import Weights, untied  # noqa: E402

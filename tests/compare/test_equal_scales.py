@@ -17,6 +17,7 @@ from torch import Tensor
 import isobasin as ib
 from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.limits import Entries, log_odds
+from isobasin.compare.outputs import ComparedInput, Probe, find_witness
 
 pytestmark = pytest.mark.hf
 
@@ -171,3 +172,16 @@ def test_noise_stays_below_its_limit_and_a_change_does_not(rank: int) -> None:
     assert float(changed.lines(0).total().judged(x).excess) > 1
     other = Entries(drawn(4000, 24, 1).square() * 1e8, known, noise[1:])
     assert float((other.lines(0).judged(x).excess > 1).double().mean()) > 0.99
+
+
+def test_an_output_beyond_the_range_of_float32_is_no_witness() -> None:
+    """Values scaled by 1e-20 and output projections by 1e20 can overflow in one of two copies only."""
+
+    def compared(difference: float, rounding: float) -> ComparedInput:
+        return ComparedInput(Probe("random", {}), torch.zeros(1), torch.ones(1), difference, rounding)
+
+    assert find_witness([compared(float("inf"), 1e-2)]) is None
+    assert find_witness([compared(float("inf"), 1e-2), compared(1e-3, 1e-2)]) is None
+    assert find_witness([compared(1.0, 0.9)]) is None  # rounding destroys the output
+    clear = compared(0.5, 1e-2)
+    assert find_witness([compared(float("inf"), 1e-2), clear]) is clear

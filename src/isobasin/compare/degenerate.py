@@ -25,7 +25,7 @@ from torch import Tensor
 from isobasin.alignment.head_cost import product_squares
 from isobasin.alignment.heads import RANK, query_key_cost
 from isobasin.arch import Architecture, HeadSpace
-from isobasin.compare.residual import rounding_unit
+from isobasin.rounding import rounding_unit
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, stacked
 from isobasin.symmetries.coordinate import face_columns
 from isobasin.symmetries.normal_form import normalize, unit_rows

@@ -32,15 +32,13 @@ from isobasin.compare.outputs import (
 from isobasin.compare.residual import (
     Residual,
     coarsest_precision,
-    dtype_named,
-    perturbed,
     residuals,
-    rounding_units,
     sufficient_precision,
 )
 from isobasin.config_keys import differing_settings
 from isobasin.errors import ArchitectureError, TransformError
 from isobasin.groups import Element
+from isobasin.rounding import dtype_named, perturbed, rounding_units
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value

@@ -6,11 +6,12 @@ which the outputs differ by far more than rounding explains is a witness that th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from isobasin.compare.residual import perturbed, rounding_units
+from isobasin.rounding import perturbed, rounding_units
 from isobasin.runtime import Inputs, Runner, max_length, output_difference, random_inputs, vocabulary_size
 from isobasin.weights import Weights
 
@@ -236,6 +237,8 @@ def worst_input(compared: list[ComparedInput]) -> ComparedInput:
 
 
 def find_witness(compared: list[ComparedInput]) -> ComparedInput | None:
-    """The worst input, if its difference is far above the noise floor. Where rounding destroys the outputs, none."""
-    worst = worst_input([c for c in compared if c.rounding <= MAX_ROUNDING] or compared)
-    return worst if worst.ratio > WITNESS_THRESHOLD and worst.rounding <= MAX_ROUNDING else None
+    """The worst input, if its difference is far above the noise floor. Where rounding destroys the outputs, none; and
+    none where one model leaves the range of float32: the other may be the same function with another scale inside."""
+    usable = [c for c in compared if c.rounding <= MAX_ROUNDING and isfinite(c.difference)]
+    worst = worst_input(usable) if usable else None
+    return worst if worst and worst.ratio > WITNESS_THRESHOLD else None

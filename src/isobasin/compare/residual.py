@@ -12,22 +12,18 @@ How large a multiple is allowed follows from the distribution of the noise (`lim
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from typing import NamedTuple
-from zlib import crc32
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from isobasin.compare.limits import Entries, Judged, Lines, log_odds
-from isobasin.errors import IsobasinError
+from isobasin.rounding import PRECISIONS, Rounding, perturbed, rounding_unit, rounding_units
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import block_tensors, slices
 from isobasin.symmetries.transform import Transform
-from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
-PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ARITHMETIC = 2.0**-48  # relative error of a moved weight that float64 arithmetic causes
 MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may cost without being noticed
 DRAWS, FEW_DRAWS = 8, 4  # perturbed copies of a tensor, and of one that is large
@@ -35,40 +31,6 @@ LARGE_TENSOR = 2**20  # numbers
 CHUNK = 2**18  # numbers processed at once: larger pieces fragment the heap
 MAX_ROWS = 4  # rows of a table that are named as those that differ most
 OUTPUTS = "outputs"  # name for the tensors that no space moves: the biases of heads
-
-
-class Rounding(NamedTuple):
-    """The rounding of a type: relative to a number, and below `smallest` relative to that."""
-
-    unit: float
-    smallest: float
-
-    def errors(self, x: Tensor) -> Tensor:
-        """The largest rounding error of each number."""
-        return x.abs().clamp(min=self.smallest).mul_(self.unit)
-
-
-def rounding(dtype: torch.dtype) -> Rounding:
-    """Half a unit in the last place; at least float32's, because models are run in float32."""
-    info = max(torch.finfo(dtype), torch.finfo(torch.float32), key=lambda each: each.eps)
-    return Rounding(info.eps / 2, info.smallest_normal)
-
-
-def rounding_unit(dtype: torch.dtype) -> float:
-    return rounding(dtype).unit
-
-
-def rounding_units(weights: Weights, precision: str = "stored") -> dict[str, Rounding]:
-    """The rounding of every tensor: of its stored type, or of a requested coarser one."""
-    least = Rounding(0.0, 0.0) if precision == "stored" else rounding(dtype_named(precision))
-    stored = weights.dtypes.items()
-    return {name: max(rounding(t), least) for name, t in stored if not weights.arch.tensors[name].buffer}
-
-
-def dtype_named(precision: str) -> torch.dtype:
-    if precision not in PRECISIONS:
-        raise IsobasinError(f"--precision {precision!r} is unknown, expected stored, {', '.join(PRECISIONS)}")
-    return PRECISIONS[precision]
 
 
 def coarsest_precision(*models: Weights, precision: str = "stored") -> str:
@@ -82,37 +44,6 @@ def sufficient_precision(excess: float, precision: str) -> str | None:
     unit = rounding_unit(PRECISIONS[precision])
     coarser = {name: unit / rounding_unit(dtype) for name, dtype in PRECISIONS.items() if rounding_unit(dtype) > unit}
     return next((name for name, share in coarser.items() if excess * share <= 1), None)
-
-
-def perturbed(
-    weights: Weights,
-    roundings: Mapping[str, Rounding],
-    *,
-    seed: int,
-    dtype: torch.dtype | None = None,
-    zeros: bool = True,
-) -> Weights:
-    """The model with simulated rounding: w + ξ · (largest rounding error of w), ξ uniform on [−1, 1].
-
-    A zero may be a number too small for the type; without `zeros` it stays what it is. The result is in `dtype`, by
-    default a type that represents the perturbation without further rounding.
-    """
-
-    def change(name: str, tensors: Tensors) -> Tensor:
-        """The same noise each time a tensor is read."""
-        tensor, rng = tensors[name], torch.Generator().manual_seed(crc32(f"{name} {seed}".encode()))
-        # float32 can represent the noise of the narrow types; the noise of float32 itself needs float64.
-        wide = torch.float32 if tensor.dtype.itemsize < 4 else torch.float64
-        out = torch.empty(tensor.shape, dtype=dtype or wide, device=tensor.device)
-        for part, into in zip(tensor.reshape(-1).split(CHUNK), out.view(-1).split(CHUNK)):
-            noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1).to(part.device, wide)
-            errors = torch.copysign(roundings[name].errors(part.to(wide)), part)
-            errors = errors if zeros else errors.where(part != 0, 0)
-            into.copy_(noise.mul_(errors).add_(part))
-        return out
-
-    changes = {name: partial(change, name) for name in roundings}
-    return replace(weights, tensors=View(weights, changes), checkpoint=None)
 
 
 @dataclass(frozen=True)

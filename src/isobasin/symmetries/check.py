@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from isobasin.errors import VerificationError
-from isobasin.runtime import output_difference, outputs, perturbed, random_inputs
+from isobasin.rounding import perturbed, rounding
+from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import symmetry
@@ -61,7 +62,7 @@ def require_same_outputs(before: Weights, after: Weights, *, seed: int = 0) -> f
     largest = output_difference(reference, outputs(after, inputs))
     allowed = TOLERANCE_PER_LAYER * before.arch.sizes.n_layers
     if not largest <= allowed:
-        rounded = perturbed(before, dict.fromkeys(before, 2.0**-24), seed=seed, dtype=torch.float32)
+        rounded = perturbed(before, dict.fromkeys(before, rounding(torch.float32)), seed=seed, dtype=torch.float32)
         allowed = max(allowed, ROUNDING_FACTOR * output_difference(reference, outputs(rounded, inputs)))
     if not largest <= allowed:
         raise VerificationError(
