@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import resource
 import shutil
 import struct
@@ -15,13 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import isobasin as ib
 import tiny
 from isobasin.cli import run
 from isobasin.errors import MAX_LINE, IsobasinError, brief, one_line, printable, system_problem
 from isobasin.merging.recipe import read_recipe
 from isobasin.model import ModelConfig, Transformer
-from isobasin.runtime import image_shape, max_length, vocabulary_size
+from isobasin.runtime import image_shape, max_length, run_module, vocabulary_size
 from isobasin.study.config import read_grid
 from isobasin.study.store import stored_studies
 from isobasin.tasks.datasets import _rank
@@ -528,3 +531,52 @@ def test_a_packed_study_of_many_levels(tmp_path: Path) -> None:
     written(tmp_path / "x.jsonl", '{"study": ' + "[" * 3000)
     with pytest.raises(IsobasinError, match="is not a packed study"):
         stored_studies(tmp_path)
+
+
+# -- biases that transformers ignores, outputs that are not compared -------------------------------------------------
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(
+    ("name", "bias", "like"),
+    [
+        ("qwen2-gqa", "model.layers.0.self_attn.o_proj.bias", "model.norm.weight"),
+        ("mistral-gqa", "model.layers.1.mlp.down_proj.bias", "model.norm.weight"),
+        ("phi3-gqa", "model.layers.0.self_attn.o_proj.bias", "model.norm.weight"),
+        ("gpt2-classifier", "score.bias", None),
+        ("gpt_neox-classifier", "score.bias", None),
+        ("llama-classifier", "score.bias", None),
+    ],
+)
+def test_a_bias_that_transformers_does_not_load_is_refused(name: str, bias: str, like: str | None) -> None:
+    model = tiny.case(name).build(seed=0)
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    tensors = model.state_dict()
+    ib.load(tensors, config)
+    wrong = tensors | {bias: torch.zeros_like(tensors[like]) if like else torch.zeros(tiny.LABELS)}
+    with pytest.raises(ib.IsobasinError, match=re.escape(bias)):
+        ib.load(wrong, config)
+
+
+@pytest.mark.hf
+def test_a_class_with_outputs_that_are_not_compared_is_refused() -> None:
+    model = tiny.case("gpt2-lm-tied").build(seed=0)
+    config = model.config.to_dict() | {"architectures": ["GPT2DoubleHeadsModel"]}
+    with pytest.raises(ib.IsobasinError, match="GPT2DoubleHeadsModel, whose second head"):
+        ib.load(model.state_dict(), config)
+    weights = ib.load(model)
+
+    class TwoOutputs(torch.nn.Module):
+        def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": torch.zeros(1, 3), "mc_logits": torch.zeros(1, 2)}
+
+    with pytest.raises(ib.IsobasinError, match="also puts out mc_logits, which is not compared"):
+        run_module(weights, TwoOutputs(), {})
+
+
+@pytest.mark.hf
+def test_keys_of_other_kinds_of_models_do_not_keep_a_pair_from_being_compared() -> None:
+    model = tiny.case("gpt2-lm-tied").build(seed=0)
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    a, b = (ib.load(model.state_dict(), config | extra) for extra in ({}, {"num_channels": 3, "image_size": 224}))
+    assert ib.equivalent(a, b).answer == "same"

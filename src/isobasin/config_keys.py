@@ -74,6 +74,7 @@ def _attributes_read(weights: Weights) -> set[str] | None:
     """The attributes of the config that are read while the model is built and run; None if it can not be run."""
     try:
         kind, config, options = pretrained_class(weights)
+        config.use_cache = True  # some keys are read by the cache of keys and values alone, as generation uses it
         read = _recorded(config)
         with torch.device("meta"):
             model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32, **options).eval()

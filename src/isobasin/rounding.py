@@ -18,14 +18,16 @@ CHUNK = 2**18  # numbers perturbed at once: larger pieces fragment the heap
 
 
 class Rounding(NamedTuple):
-    """The rounding of a type: relative to a number, and below `smallest` relative to that."""
+    """The rounding of a type: relative to a stored number, and below `smallest` relative to that. `offset` is what is
+    added to stored numbers."""
 
     unit: float
     smallest: float
+    offset: float = 0.0
 
     def errors(self, x: Tensor) -> Tensor:
         """The largest rounding error of each number."""
-        return x.abs().clamp(min=self.smallest).mul_(self.unit)
+        return (x - self.offset).abs().clamp_(min=self.smallest).mul_(self.unit)
 
 
 def rounding(dtype: torch.dtype) -> Rounding:
@@ -42,7 +44,8 @@ def rounding_units(weights: Weights, precision: str = "stored") -> dict[str, Rou
     """The rounding of every tensor: of its stored type, or of a requested coarser one."""
     least = Rounding(0.0, 0.0) if precision == "stored" else rounding(dtype_named(precision))
     stored = weights.dtypes.items()
-    return {name: max(rounding(t), least) for name, t in stored if not weights.arch.tensors[name].buffer}
+    arch = weights.arch
+    return {n: max(rounding(t), least)._replace(offset=arch.offset(n)) for n, t in stored if not arch.tensors[n].buffer}
 
 
 def dtype_named(precision: str) -> torch.dtype:

@@ -37,6 +37,8 @@ OUTPUTS = (
     "reconstruction",
     "last_hidden_state",
     "pooler_output",
+    "cls_logits",
+    "distillation_logits",
 )
 
 
@@ -50,7 +52,8 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     if (image := image_shape(weights)) is not None:
         inputs = {"pixel_values": torch.randn(1, *image, generator=rng)}
         if any(name.endswith("mask_token") for name in weights):
-            n_patches = next(s[1] for n, s in weights.arch.shapes.items() if n.endswith("position_embeddings")) - 1
+            rows = next(s[1] for n, s in weights.arch.shapes.items() if n.endswith("position_embeddings"))
+            n_patches = rows - 1 - weights.family.inputs.extra_tokens
             inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
         return inputs
     shape = (1, min(length, max_length(weights) or length))
@@ -68,12 +71,17 @@ def vocabulary_size(weights: Weights) -> int:
 
 def max_length(weights: Weights) -> int | None:
     """The longest sequence that the model accepts; None if its config does not say."""
-    keys = ("n_positions", "max_position_embeddings")
-    return min((Fields(weights.config).size(k) for k in keys if weights.config.get(k)), default=None)
+    keys, fields = ("n_positions", "max_position_embeddings", "max_seq_len"), Fields(weights.config)
+    longest = min((fields.size(k) for k in keys if weights.config.get(k)), default=None)
+    if longest is None or not weights.family.inputs.padded_positions:
+        return longest
+    return longest - 1 - int(weights.settings["pad_token_id"])
 
 
 def image_shape(weights: Weights) -> tuple[int, int, int] | None:
     """Channels, height and width of the images that the model reads; None for a model of tokens."""
+    if weights.family.inputs.image_size is None and not weights.family.own:
+        return None
     config = {key: value for key, value in weights.config.items() if value is not None}
     size = config.get("image_size", weights.family.inputs.image_size)
     if size is None:
@@ -121,6 +129,12 @@ def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Flo
     if weights.family.own:
         return module(*inputs.values()).flatten(1)
     found = _call(module, inputs)
+    unknown = [name for name, value in found.items() if isinstance(value, Tensor) and name not in OUTPUTS]
+    if unknown:  # a difference there would not be seen
+        raise ArchitectureError(
+            f"config.json: a {type(module).__name__} also puts out {', '.join(unknown)}, which is not compared; name a "
+            f"class such as {weights.family.model_class} in architectures"
+        )
     return torch.cat([found[name].flatten(1) for name in OUTPUTS if found.get(name) is not None], dim=1)
 
 
@@ -207,8 +221,14 @@ def _no_model(name: str, error: Exception) -> ArchitectureError:
     )
 
 
+def _available(kind: Any, attention: str) -> str:
+    """Some classes of transformers have the plain formula only."""
+    return attention if attention != "sdpa" or getattr(kind, "_supports_sdpa", False) else "eager"
+
+
 def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
     kind, config, options = pretrained_class(weights)
+    attention = _available(kind, attention)
     state = weights.state_dict("float32")
     try:
         model, report = kind.from_pretrained(
@@ -284,7 +304,7 @@ def _streamed_module(weights: Weights, *, attention: str) -> torch.nn.Module:
     kind, config, options = pretrained_class(weights)
     with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = kind._from_config(
-            config, attn_implementation=attention, dtype=torch.float32, **options
+            config, attn_implementation=_available(kind, attention), dtype=torch.float32, **options
         )
     model.requires_grad_(False)
     sources = _source_tensors(weights, model)
@@ -313,7 +333,7 @@ def _source_tensors(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
 
 def _load_parameters(weights: Weights, names: dict[str, str], module: torch.nn.Module, _: Any) -> None:
     for key, name in names.items():
-        module._parameters[key] = torch.nn.Parameter(weights[name].to("cpu", torch.float32), requires_grad=False)
+        module._parameters[key] = torch.nn.Parameter(weights.stored(name).to("cpu", torch.float32), requires_grad=False)
 
 
 def _drop_parameters(module: torch.nn.Module, _: Any, __: Any) -> None:

@@ -49,6 +49,11 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.arch.tensors)
 
+    def stored(self, name: str) -> Tensor:
+        """A tensor as files hold it: gains of some families are stored less 1."""
+        offset = self.arch.offset(name)
+        return self[name] - offset if offset else self[name]
+
     def held(self, names: Iterable[str]) -> "Weights":
         """The same model with some tensors read into memory, once, for whoever needs them often."""
         held = {name: self[name] for name in names}
@@ -110,7 +115,7 @@ class Weights(Mapping[str, Tensor]):
     def state_dict(self, policy: str = "auto") -> dict[str, Tensor]:
         """Every tensor under its name on disk, in memory."""
         dtypes = self.output_dtypes(policy)
-        found = {disk: self[name].to("cpu", dtypes[name]) for name, disk in self.names.on_disk.items()}
+        found = {disk: self.stored(name).to("cpu", dtypes[name]) for name, disk in self.names.on_disk.items()}
         return found | {copy: found[self.names.on_disk[target]] for copy, target in self.names.copies.items()}
 
     def _is_plain(self, name: str, dtype: torch.dtype) -> bool:
@@ -163,7 +168,7 @@ class Weights(Mapping[str, Tensor]):
                     if watch:
                         watch(name, None)
                     continue
-                tensor = self[name].to(dtypes[name]).cpu().contiguous()
+                tensor = self.stored(name).to(dtypes[name]).cpu().contiguous()
                 writer.write(disk, tensor, finite=not self.arch.tensors[name].buffer)
                 if watch:
                     watch(name, tensor)
@@ -199,7 +204,8 @@ def _by_pattern(source: Tensors, arch: Architecture, names: Names) -> Tensors:
                     f"{copy}: config.json ties it to {disk}, but the two differ; "
                     "set tie_word_embeddings to false, or remove one of them"
                 )
-        return tensor
+        offset = arch.offset(name)
+        return tensor.double() + offset if offset else tensor
 
     return View({}, {name: lambda _, n=name, disk=disk: read(n, disk) for name, disk in names.on_disk.items()})  # type: ignore[misc]
 

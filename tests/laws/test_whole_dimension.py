@@ -7,14 +7,14 @@ Sizes are small, but not the smallest: more words than the stream is wide, few u
 stream nearly mimic each other), and an eps of 1e-3, without which the scale of the embeddings is almost free.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from null_space import Measured, null_space
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,42 +27,6 @@ from isobasin.weights import load
 pytestmark = pytest.mark.hf
 
 WORDS, LENGTH = 11, 4
-CLEAR_GAP = 1e4  # between the smallest singular value that counts and the largest that does not
-NOISE = 1e-9
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A null space: its dimension, and how clearly it is one."""
-
-    dim: int
-    gap: float
-    noise: float
-
-    def agrees_with(self, predicted: int) -> bool:
-        return self.gap > CLEAR_GAP and self.noise < NOISE and self.dim == predicted
-
-
-def null_space(function: Callable[[dict[str, Tensor]], Tensor], params: dict[str, Tensor]) -> Measured:
-    """dim ker(d function / d params): rows are random combinations of the outputs, a few more than parameters.
-
-    Columns are brought to length one, so that a small gradient is not taken for none; those that are
-    rounding noise (a key bias) are null as they stand.
-    """
-    out, pull = torch.func.vjp(function, params)
-    n_params = sum(p.numel() for p in params.values())
-    assert out.numel() > n_params
-    rng = torch.Generator().manual_seed(0)
-    mix = torch.randn(n_params + 10, *out.shape, generator=rng, dtype=torch.float64)
-    rows = torch.func.vmap(lambda m: pull(m)[0], chunk_size=128)(mix)
-    jacobian = torch.cat([rows[name].flatten(1) for name in params], dim=1)
-    lengths = jacobian.norm(dim=0)
-    seen = lengths > 1e-12 * lengths.max()
-    values = torch.linalg.svdvals(jacobian[:, seen] / lengths[seen])
-    values = torch.cat([values / values[0], torch.zeros(n_params - len(values))]).clamp(min=1e-16)
-    rank = int((values[:-1] / values[1:]).argmax()) + 1
-    return Measured(n_params - rank, float(values[rank - 1] / values[rank]), float(values[rank]))
-
 
 # -- transformers ---------------------------------------------------------------------------------------------
 

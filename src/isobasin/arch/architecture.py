@@ -5,7 +5,7 @@ really has, and everything later works on the bound one. Both are strict: what d
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -109,7 +109,8 @@ def identity_fields(space: Space | HeadSpace) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Norm:
     """A norm over a space. `skip` is the module that writes beside it where the norm sits on the skip path
-    (post-norm); `exposed` says that its output is an output of the model."""
+    (post-norm); `exposed` says that its output is an output of the model; `plus_one`, that its gain is stored less 1
+    (Gemma)."""
 
     name: str
     kind: Literal["layer", "rms"]
@@ -117,6 +118,7 @@ class Norm:
     module: str
     skip: str | None = None
     exposed: bool = False
+    plus_one: bool = False
 
     @property
     def gain(self) -> str:
@@ -291,6 +293,14 @@ class Architecture:
         bias = self.biases.get(weight) or f"{weight.removesuffix('.weight')}.bias"
         return bias if bias in self.tensors and bias != weight else None
 
+    def offset(self, name: str) -> float:
+        """What is added to a stored tensor: 1 for gains that are stored less 1."""
+        return float(name in self._gains_less_one)
+
+    @cached_property
+    def _gains_less_one(self) -> frozenset[str]:
+        return frozenset(norm.gain for norm in self.norms.values() if norm.plus_one)
+
     def tied(self, name: str) -> bool:
         return len(self.tensors[name].roles) > 1
 
@@ -350,7 +360,7 @@ def out_axis(role: Role, norms: Container[str]) -> int | None:
 # -- building one from strings --------------------------------------------------------------------------------
 
 _PLACE = re.compile(r"\{(\d*)i(?:\+(\d+))?\}")
-_NORM = re.compile(r"(layer|rms)\(([^,()]+),\s*([^,()]+?)(?:,\s*(skip=([^,()]+)|exposed))?\)")
+_NORM = re.compile(r"(layer|rms)\(([^,()]+),\s*([^,()]+?)((?:,\s*(?:skip=[^,()]+|exposed|plus_one))*)\)")
 
 
 def per_layer(entries: Mapping[str, str], n_layers: int) -> dict[str, str]:
@@ -372,7 +382,7 @@ def build(
     positions: str,
     sizes: Sizes,
     spaces: list[Space],
-    heads: HeadSpace,
+    heads: HeadSpace | Sequence[HeadSpace],
     norms: Mapping[str, str],
     modules: Mapping[str, str],
     tensors: Mapping[str, str],
@@ -384,13 +394,14 @@ def build(
     """Put an architecture together from a family's strings, and check that it makes sense.
 
     `modules` are weights that may have a bias beside them; `tensors` are listed by their whole name; `heads`
-    is repeated for every layer, and so is whatever mentions `{i}`.
+    is repeated for every layer, or given for each, and whatever mentions `{i}` is repeated too.
     """
     n = sizes.n_layers
     table = {s.name: s for s in spaces}
     every: dict[str, Space | HeadSpace] = {k: replace(s, label=k) for k, s in table.items() if "{i}" not in k}
-    for i in range(n):
-        every[f"heads{i}"] = replace(heads, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}")
+    by_layer = [heads] * n if isinstance(heads, HeadSpace) else list(heads)
+    for i, each in enumerate(by_layer):
+        every[f"heads{i}"] = replace(each, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}")
     for i in range(n):
         for s in (s for s in spaces if "{i}" in s.name):
             name = s.name.format(i=i)
@@ -409,7 +420,7 @@ def build(
             patterns[norm.shift] = parse(f"?{norm.space}")
     extras = (dict(each or {}) for each in (biases, aliases, rotary))
     arch = Architecture(family, positions, sizes, every, parsed, patterns, sums, *extras)
-    _validate(arch, heads)
+    _validate(arch)
     return arch
 
 
@@ -424,26 +435,30 @@ def _norm(name: str, text: str) -> Norm:
     found = _NORM.fullmatch(text)
     if found is None:
         raise ArchitectureError(
-            f"norm {name}: {text!r} is not layer(space, module), rms(space, module), …, skip=module) or …, exposed)"
+            f"norm {name}: {text!r} is not layer(space, module) or rms(space, module), with skip=module, exposed or "
+            "plus_one behind it"
         )
     kind: Literal["layer", "rms"] = "layer" if found[1] == "layer" else "rms"
-    return Norm(name, kind, found[2].strip(), found[3].strip(), found[5], found[4] == "exposed")
+    words = [word.strip() for word in found[4].split(",")]
+    skip = next((word.removeprefix("skip=") for word in words if word.startswith("skip=")), None)
+    return Norm(name, kind, found[2].strip(), found[3].strip(), skip, "exposed" in words, "plus_one" in words)
 
 
-def _validate(arch: Architecture, heads: HeadSpace) -> None:
+def _validate(arch: Architecture) -> None:
     """Refuse what can not be a symmetry: unknown words, odd rotary sizes, rotations behind a gain that stays."""
     if not any(space.role == "stream" for space in arch.spaces.values()):
         raise ArchitectureError(f"family {arch.family}: no space is the stream; declare one with stream=True")
-    if heads.rotary % 2 or heads.rotary > heads.d_head:
-        raise ArchitectureError(
-            f"rotary size {heads.rotary} of d_head {heads.d_head}: expected an even number up to d_head; "
-            "check head_dim and the rotary fraction in config.json"
-        )
-    if heads.n_heads % heads.n_kv_heads:
-        raise ArchitectureError(
-            f"{heads.n_heads} query heads do not divide over {heads.n_kv_heads} kv heads; "
-            "check num_attention_heads and num_key_value_heads in config.json"
-        )
+    for heads in arch.heads():
+        if heads.rotary % 2 or heads.rotary > heads.d_head:
+            raise ArchitectureError(
+                f"rotary size {heads.rotary} of d_head {heads.d_head}: expected an even number up to d_head; "
+                "check head_dim and the rotary fraction in config.json"
+            )
+        if heads.n_heads % heads.n_kv_heads:
+            raise ArchitectureError(
+                f"{heads.n_heads} query heads do not divide over {heads.n_kv_heads} kv heads; "
+                "check num_attention_heads and num_key_value_heads in config.json"
+            )
     for name, pattern in arch.tensors.items():
         for role in pattern.roles:
             for term in (term for axis in role.axes for term in axis.terms):

@@ -60,13 +60,14 @@ class Fields:
         parameters, scaling = self.table("rope_parameters"), self.table("rope_scaling")
         return scaling or parameters
 
-    def rotary(self, base_key: str = "rope_theta") -> dict[str, Any]:
+    def rotary(self, base_key: str = "rope_theta", default: float = 10000.0) -> dict[str, Any]:
         """Base, type and scaling of rotary positions: whatever transformers reads of them, and nothing it ignores.
 
-        A value inside the table wins over one beside it; `base_key` is where a base stands beside the table.
+        A value inside the table wins over one beside it; `base_key` is where a base stands beside the table,
+        `default` the base where there is none.
         """
         table = self._rotary_table
-        base = next((v for v in (table.get("rope_theta"), self.config.get(base_key)) if v is not None), 10000.0)
+        base = next((v for v in (table.get("rope_theta"), self.config.get(base_key)) if v is not None), default)
         if not isinstance(base, int | float) or isinstance(base, bool) or base <= 0:
             raise ArchitectureError(f"config.json: {base_key} is {base!r}, expected a positive number")
         kind = table.get("rope_type", table.get("type", "default"))

@@ -50,10 +50,13 @@ class ModelInputs:
     """What a model of this family reads. `image_size` is the default of its config; None: it reads tokens.
 
     `token_types`: it also reads a segment id per token. `bidirectional`: a text stands between special tokens, and
-    padding is masked, so any token serves for it.
+    padding is masked, so any token serves for it. `padded_positions`: positions are counted from the padding token's id
+    on, so that many rows of the table are no positions. `extra_tokens`: tokens beside patches and class token.
     """
 
     image_size: int | None = None
+    extra_tokens: int = 0
+    padded_positions: bool = False
     token_types: bool = False
     bidirectional: bool = False
 
@@ -104,7 +107,8 @@ class Family:
       names them only where they differ from the default. `head_settings` are read only by classes whose name ends so.
       `derived_settings` computes values that hang on several keys (None: the default). Rotary positions are part of
       the architecture. A test derives from transformers that nothing is missing here.
-    * `bias_flags`: keys that switch biases on or off. `aliases`: other names of keys, as transformers has them.
+    * `bias_flags`: keys that switch biases on or off; an empty key: no model of the family has these biases.
+      `aliases`: other names of keys, as transformers has them.
     * `ignored`: keys that transformers writes into configs of this family and never reads.
     * `optional_pooler`: classes whose config does not say whether they have a pooler.
     * `tied_key`: the config key that ties the head to the embedding.

@@ -9,13 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
-from isobasin.arch.families import bert, gpt2, gpt_neox, isobasin, llama, phi3, qwen2, vit
+from isobasin.arch.families import (
+    bert,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_neo,
+    gpt_neox,
+    isobasin,
+    llama,
+    phi,
+    phi3,
+    qwen2,
+    starcoder2,
+    vit,
+)
 from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for file in (gpt2, bert, vit, llama, qwen2, phi3, gpt_neox, isobasin)
+    for file in (gpt2, bert, vit, llama, qwen2, phi3, gemma, starcoder2, phi, falcon, gpt_neo, gpt_neox, isobasin)
     for family in file.FAMILIES
 }
 
@@ -89,10 +103,14 @@ def _check_loading(family: Family, config: Mapping[str, Any]) -> None:
 
 
 def _check_biases(family: Family, config: Mapping[str, Any], on_disk: Mapping[str, str]) -> None:
-    """Refuse a stored bias that the config switches off: transformers does not load it."""
+    """Refuse a stored bias that the config switches off, or that no model of the family has: it is not loaded."""
     for flag in family.bias_flags:
         value = config.get(flag.key)
         found = [name for name in on_disk if re.search(flag.biases, name)]
+        if found and not flag.key:
+            raise ArchitectureError(
+                f"{on_disk[found[0]]}: {family.name} has no such bias, and transformers ignores it: remove it"
+            )
         if found and not (flag.default if value is None else value):
             raise ArchitectureError(
                 f"{on_disk[found[0]]}: config.json has {flag.key} false, so transformers ignores this bias: remove it, "

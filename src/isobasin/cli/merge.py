@@ -225,5 +225,5 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
         *rows,
         *learned,
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
-        f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",
+        f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB of memory",
     ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.compare.stream_frame import fixed_numbers, stream_frame
+from isobasin.compare.stream_frame import fixed_numbers, in_frame, stream_frame
 from isobasin.compare.uncertainty import (
     LIMIT,
     Doubt,
@@ -84,7 +84,7 @@ def _block_element(model: NormalForm, space: str, frame: Action, error: float) -
     And the size of the smallest product VOᵀ of its heads, or of all its units together.
     """
     balance, tensors = model.balanced(space)
-    moved = {name: frame.tensor(name, t.to("cpu", torch.float64)) for name, t in tensors.items()}
+    moved = {name: in_frame(model, frame, name, t.to("cpu", torch.float64)) for name, t in tensors.items()}
     place = model.arch.spaces[space]
     assert balance is not None
     if isinstance(place, HeadSpace):

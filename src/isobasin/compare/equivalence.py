@@ -39,6 +39,7 @@ from isobasin.config_keys import differing_settings
 from isobasin.errors import ArchitectureError, TransformError
 from isobasin.groups import Element
 from isobasin.rounding import dtype_named, perturbed, rounding_units
+from isobasin.runtime import image_shape
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
@@ -53,11 +54,8 @@ REFINING_SWEEPS = 10
 MAX_IMBALANCE = 100.0  # between the factors of a head
 REFITS = 8  # transforms of perturbed models, for the uncertainty of the transform
 UNRELATED = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
-_INPUT_SETTINGS = (
-    ("vocabulary", ("vocab_size", "d_vocab")),
-    ("image size", ("image_size",)),
-    ("channels", ("num_channels", "n_channels")),
-)
+_TOKEN_SETTINGS = (("vocabulary", ("vocab_size", "d_vocab")),)
+_IMAGE_SETTINGS = (("image size", ("image_size",)), ("channels", ("num_channels", "n_channels")))
 Answer = Literal["same", "different", "undecided"]
 Kind = Literal["identity", "group", "larger group", "none"]
 
@@ -332,7 +330,7 @@ def _check_same_task(a: Weights, b: Weights) -> None:
     """Raise unless both models map the same inputs to the same kind of output."""
     remedy = "only models that map the same inputs to the same outputs can be compared"
     require_equal("family", a.arch.family, b.arch.family, remedy=remedy)
-    for what, keys in _INPUT_SETTINGS:
+    for what, keys in _TOKEN_SETTINGS if image_shape(a) is None else _IMAGE_SETTINGS:
         found = [next((w.config[k] for k in keys if w.config.get(k) is not None), None) for w in (a, b)]
         require_equal(what, *found, remedy=remedy)
     require_equal("class", _output_class(a), _output_class(b), remedy=remedy)

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from isobasin.arch import Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
-from isobasin.compare.stream_frame import fixed_numbers, stream_rows
+from isobasin.compare.stream_frame import fixed_numbers, holding_constants, stream_rows
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
-from isobasin.symmetries.normal_form import MOVES, NormalForm, norms_without_bias, unit_rows
+from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
 from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
@@ -245,7 +245,7 @@ class _Sketch:
     @staticmethod
     def of(model: NormalForm) -> "_Sketch":
         """From every table among embeddings and head, with about the same weight whatever its size."""
-        found, heights, holding = [], [], _holding_constants(model)
+        found, heights, holding = [], [], holding_constants(model)
         constants: dict[str, Tensor] = {}
         for name, rows in stream_rows(model, model.arch.stream.name):
             if name in holding:
@@ -261,19 +261,9 @@ class _Sketch:
         return _Sketch(total[:EACH], total[EACH:], most, math.log(math.hypot(*sizes, 1e-30)), constants)
 
 
-def _holding_constants(model: NormalForm) -> frozenset[str]:
-    """Readers without a bias, which hold a constant along the all-ones vector, and the shifts of their norms: where the
-    stream has a sign, that component does not change with it, unlike the others."""
-    if model.arch.stream.kind != "permutation±":
-        return frozenset()
-    norms = norms_without_bias(model.arch).values()
-    readers = {reader.weight for norm in norms for reader in norm.readers if reader.bias is None}
-    return frozenset(readers | {norm.norm.shift for norm in norms})
-
-
 def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -> AttentionMatrices:
     """Q, K and V with such constants as their last row, where a bias would be."""
-    if _holding_constants(model).isdisjoint(name for name, *_ in model.arch.carriers(heads.qk)):
+    if holding_constants(model).isdisjoint(name for name, *_ in model.arch.carriers(heads.qk)):
         return m
     q, k, v = (torch.cat([x - x.mean(1, keepdim=True), x.sum(1, keepdim=True)], 1) for x in (m.q, m.k, m.v))
     return AttentionMatrices(q, k, v, m.o)
@@ -312,10 +302,13 @@ def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _S
     """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
-    gated, stream = False, model.arch.stream
+    gated, stream, holding = False, model.arch.stream, holding_constants(model)
     for name, rows, move in unit_rows(model.arch, space.name, tensors):
         on_stream = any(word.terms and model.arch.space_of(word.terms[0]) == stream for word in _axes(model, name))
         vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
+        if name in holding:
+            vectors = torch.cat([vectors, torch.ones_like(vectors[:, :1])], 1)
+            rows = torch.cat([rows - rows.mean(1, keepdim=True), rows.sum(1, keepdim=True)], 1)
         seen[move] += (vectors if on_stream else fixed_numbers(f"row {name}", EACH, rows.shape[1])) @ rows.mT
         sizes[move] += rows.square().sum(1)
         gated |= move == "permuted"
@@ -331,7 +324,10 @@ def _axes(model: NormalForm, name: str) -> tuple[Axis, ...]:
 
 def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _Sketch) -> Iterator[Tensor]:
     """Biases, shifts and gains on the stream, matrices from the stream to itself, and tensors on no space at all."""
+    holding = holding_constants(model)
     for name, tensor in tensors.items():
+        if tensor.dim() == 1 and name in holding:  # the shift of such a norm is the all-ones vector in every model
+            continue
         axes = [word for word in _axes(model, name) if word.terms]
         x = tensor.to("cpu", torch.float64)
         if not axes:

@@ -117,7 +117,10 @@ class LinearPath:
         self, moved: Mapping[str, Tensor], lam: float | Tensor, batch: Batch, autocast: torch.dtype | None = None
     ) -> Tensor:
         """Mean loss of a batch at (1−λ)·A + λ·moved."""
-        mixed = {f"model.{self.places[name]}": torch.lerp(start, moved[name], lam) for name, start in self.a.items()}
+        mixed = {
+            f"model.{self.places[name]}": self._stored(name, torch.lerp(start, moved[name], lam))
+            for name, start in self.a.items()
+        }
         # Autocast without its cache: every tensor is new at every step, and a CUDA graph must not hold cached casts.
         with torch.autocast(self.device.type, autocast, cache_enabled=False) if autocast else nullcontext():
             said = torch.func.functional_call(_Logits(self.reference, self.module), mixed, (batch.inputs,))
@@ -127,8 +130,13 @@ class LinearPath:
         """These tensors in the layout of a mixture."""
         out = torch.zeros_like(mixture.buffer)
         for name, tensor in tensors.items():
-            mixture.part(out, self.places[name]).copy_(tensor)
+            mixture.part(out, self.places[name]).copy_(self._stored(name, tensor))
         return out
+
+    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+        """As the module holds it: gains of some families are stored less 1."""
+        offset = self.reference.arch.offset(name)
+        return tensor - offset if offset else tensor
 
 
 class _Logits(nn.Module):

@@ -169,7 +169,7 @@ class MergedTensor:
         """The merged tensor. A buffer is that of the first model, unchanged."""
         if self.is_buffer:
             return self.models[0][self.name]
-        parts = [model[self.name].detach().cpu().reshape(-1) for model in self.models]
+        parts = [model.stored(self.name).detach().cpu().reshape(-1) for model in self.models]
         combination = self.combination(method, lambda start, stop: [part[start:stop] for part in parts])
         return self._combined(combination, parts).reshape(self.shape)
 

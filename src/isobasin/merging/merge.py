@@ -66,7 +66,8 @@ class MergeResult:
         first, method = self.models[0], self.recipe.arithmetic()
 
         def merged(name: str) -> Change:
-            return lambda _: self._tensor(name).whole(method)
+            offset = first.arch.offset(name)
+            return lambda _: self._tensor(name).whole(method) + offset if offset else self._tensor(name).whole(method)
 
         # `exact`: the tensors already have their final types, and saving them again rounds nothing.
         return replace(

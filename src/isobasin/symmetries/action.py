@@ -60,14 +60,14 @@ class Action:
         return torch.cat([b if g is None else g.act(b, axis) for g, b in zip(actions, blocks)], dim=axis)
 
     def _act_inside_heads(self, tensor: Tensor, axis: int, words: Axis, actions: list[Element | None]) -> Tensor:
-        """(heads × blocks × d) on one axis: gather each block over the heads, act, and put it back."""
+        """The blocks of each kv head on one axis: gather each block over the heads, act, and put it back."""
         space = self.arch.space_of(words.terms[0])
         assert isinstance(space, HeadSpace)
-        split = tensor.unflatten(axis, (space.n_kv_heads, len(words.terms), space.d_head))
-        blocks = [block.flatten(axis, axis + 1) for block in split.unbind(axis + 1)]
+        n = space.n_kv_heads
+        sizes = [self.arch.term_size(term) // n for term in words.terms]
+        blocks = [b.flatten(axis, axis + 1) for b in tensor.unflatten(axis, (n, -1)).split(sizes, dim=axis + 1)]
         moved = [b if g is None else g.act(b, axis) for g, b in zip(actions, blocks)]
-        heads = [m.unflatten(axis, (space.n_kv_heads, space.d_head)) for m in moved]
-        return torch.stack(heads, dim=axis + 1).flatten(axis, axis + 2)
+        return torch.cat([m.unflatten(axis, (n, -1)) for m in moved], dim=axis + 1).flatten(axis, axis + 1)
 
     def _element(self, term: Term) -> Element | None:
         space = self.arch.space_of(term)

@@ -285,7 +285,9 @@ def writer_means(arch: Architecture) -> list[WriterMean]:
         place = arch.spaces[space]
         if kinds != {"layer"} or not isinstance(place, Space) or not place.stream:
             continue
-        own = {n for norm in arch.norms.values() for n in (norm.gain, norm.shift)}
+        # The shift of a norm on the embeddings, which nothing reads directly, is written to the stream.
+        writing = {norm.shift for norm in arch.norms.values() if not norm.exposed and not arch.readers(norm.name)}
+        own = {n for norm in arch.norms.values() for n in (norm.gain, norm.shift)} - writing
         for writer in arch.writers(space):
             if writer.weight in own or arch.tied(writer.weight):
                 continue

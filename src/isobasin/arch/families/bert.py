@@ -1,125 +1,236 @@
-"""BERT: learned positions, post-norm. The norms n0 … n{2L} sit on the skip path and cut the stream in segments."""
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT: learned positions, post-norm.
+
+The norms n0 … n{2L} sit on the skip path and cut the stream in segments.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, units_kind
+from isobasin.arch.architecture import Architecture, HeadSpace, Kind, Sizes, Space, Sum, build, units_kind
 from isobasin.arch.config import Fields
 from isobasin.arch.family import Family, ModelInputs
 from isobasin.errors import ArchitectureError
 
-_WORDS = "bert.embeddings.word_embeddings.weight"
-_POSITIONS = "bert.embeddings.position_embeddings.weight"
-_TYPES = "bert.embeddings.token_type_embeddings.weight"
 _LM_HEADS = ("MaskedLM", "PreTraining", "")
 _POOLED = ("SequenceClassification", "MultipleChoice", "NextSentencePrediction", "PreTraining")
-_LAYER = "bert.encoder.layer.{i}"
+
+
+class EncoderNames(NamedTuple):
+    """The names of a family's tensors; those of a layer begin with `layer`, those of the head with nothing."""
+
+    embeddings: str
+    layer: str
+    query: str
+    key: str
+    value: str
+    out: str
+    attention_norm: str
+    up: str
+    down: str
+    norm: str
+    lm_dense: str
+    lm_norm: str
+    lm_decoder: str
+    lm_bias: str
+    lm_bias_is_copied: bool = True  # untied, transformers writes it beside the decoder's own and reads only the latter
+
+    @property
+    def words(self) -> str:
+        return f"{self.embeddings}.word_embeddings.weight"
+
+    @property
+    def positions(self) -> str:
+        return f"{self.embeddings}.position_embeddings.weight"
+
+    @property
+    def types(self) -> str:
+        return f"{self.embeddings}.token_type_embeddings.weight"
+
+
+_ATTENTION = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense")
+_BERT_LAYER = (*_ATTENTION, "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm")
+_BERT_HEAD = (
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
+_ROBERTA_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+BERT = EncoderNames("bert.embeddings", "bert.encoder.layer.{i}", *_BERT_LAYER, *_BERT_HEAD)
+ROBERTA = EncoderNames("roberta.embeddings", "roberta.encoder.layer.{i}", *_BERT_LAYER, *_ROBERTA_HEAD)
+DISTILBERT = EncoderNames(
+    "distilbert.embeddings",
+    "distilbert.transformer.layer.{i}",
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    out="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    norm="output_layer_norm",
+    lm_dense="vocab_transform",
+    lm_norm="vocab_layer_norm",
+    lm_decoder="vocab_projector",
+    lm_bias="vocab_projector.bias",
+    lm_bias_is_copied=False,
+)
 
 
 def bert(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
-    d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
-    vocab, d_ff, d_head = (
-        c.size("vocab_size"),
-        c.size("intermediate_size", 4 * d),
-        c.d_head(n_heads, d, key=None),
+    head, last = _head_and_last_norm(c, "BertModel")
+    d = c.size("hidden_size")
+    # Hub folders carry heads that their class does not use, so the pooler is listed for every head.
+    modules = {"bert.pooler.dense": f"pool {last}*" if head in _POOLED else f"?.{d} {last}*"}
+    modules |= _token_heads(head, last)
+    if head in ("SequenceClassification", "MultipleChoice"):
+        modules["classifier"] = ". pool*"
+    pairs = head in ("NextSentencePrediction", "PreTraining")
+    if head not in ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"):
+        modules["cls.seq_relationship"] = ". pool*" if pairs else f"?.2 .{d}"
+    return _encoder(c, "bert", BERT, head, modules, _bert_sizes(c))
+
+
+def roberta(config: Mapping[str, Any]) -> Architecture:
+    """BERT with other names, and with a classifier of two layers on the first token."""
+    c = Fields(config)
+    head, last = _head_and_last_norm(c, "RobertaModel", "XLMRobertaModel", "CamembertModel")
+    modules = {"roberta.pooler.dense": f"?.{c.size('hidden_size')} {last}*"} | _token_heads(head, last)
+    if head == "SequenceClassification":
+        modules |= {"classifier.dense": f"pool {last}*", "classifier.out_proj": ". pool*"}
+    elif head == "MultipleChoice":
+        modules |= {"roberta.pooler.dense": f"pool {last}*", "classifier": ". pool*"}
+    return _encoder(c, c.word("model_type", "roberta"), ROBERTA, head, modules, _bert_sizes(c))
+
+
+def distilbert(config: Mapping[str, Any]) -> Architecture:
+    """BERT without token types; the classifier of a text has ReLU units."""
+    c = Fields(config)
+    head, last = _head_and_last_norm(c, "DistilBertModel", layers="n_layers")
+    modules = _token_heads(head, last)
+    if head in ("SequenceClassification", "MultipleChoice"):
+        modules |= {"pre_classifier": f"pool {last}*", "classifier": ". pool*"}
+    d, n_heads = c.size("dim"), c.size("n_heads")
+    sizes = Sizes(c.size("n_layers"), n_heads, n_heads, d, c.d_head(n_heads, d, key=None), c.size("hidden_dim", 4 * d))
+    return _encoder(
+        c, "distilbert", DISTILBERT, head, modules, sizes, activation="activation", types=None, pool="positive"
     )
+
+
+def _bert_sizes(c: Fields) -> Sizes:
+    d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
+    d_head, d_ff = c.d_head(n_heads, d, key=None), c.size("intermediate_size", 4 * d)
+    return Sizes(c.size("num_hidden_layers"), n_heads, n_heads, d, d_head, d_ff)
+
+
+def _head_and_last_norm(c: Fields, *bare: str, layers: str = "num_hidden_layers") -> tuple[str, str]:
+    """What follows `For` in the name of the class, or `bare`; and the norm that the head reads."""
+    head = "bare" if c.architecture in bare else c.architecture.partition("For")[2]
+    return head, f"n{2 * c.size(layers)}"
+
+
+def _token_heads(head: str, last: str) -> dict[str, str]:
+    """Heads that read every token."""
+    names = {"TokenClassification": "classifier", "QuestionAnswering": "qa_outputs"}
+    return {names[head]: f". {last}*"} if head in names else {}
+
+
+def _encoder(
+    c: Fields,
+    family: str,
+    names: EncoderNames,
+    head: str,
+    head_modules: Mapping[str, str],
+    sizes: Sizes,
+    *,
+    activation: str = "hidden_act",
+    types: int | None = 2,
+    pool: Kind = "signed",
+) -> Architecture:
+    """An encoder with these names. `types` is the default number of token types, `pool` the group of the units of a
+    classifier with two layers."""
     if c.flag("add_cross_attention", False):
-        raise ArchitectureError("config.json: add_cross_attention is true; only BERT encoders are supported")
-    bare = c.architecture == "BertModel"
-    head = "bare" if bare else c.architecture.partition("For")[2]
-    tied = head in _LM_HEADS and c.flag("tie_word_embeddings", True)
-    last = f"n{2 * n_layers}"
+        raise ArchitectureError("config.json: add_cross_attention is true; only encoders are supported")
+    vocab, d, bare, lm = c.size("vocab_size"), sizes.d_model, head == "bare", head in _LM_HEADS
+    tied = lm and c.flag("tie_word_embeddings", True)
+    tensors = {
+        names.words: f".{vocab} resid & .{vocab} t*" if tied else f".{vocab} resid",
+        names.positions: f".{c.size('max_position_embeddings', 512)} resid",
+        f"{names.embeddings}.position_ids": "-",
+    }
+    if types is not None:
+        tensors[names.types] = f".{c.size('type_vocab_size', types)} resid"
+    if tied or (lm and names.lm_bias_is_copied):
+        tensors[names.lm_bias] = f"?.{vocab}" if tied else "-"
+    copies = {f"{names.lm_decoder}.weight": names.words}
+    copies |= {f"{names.lm_decoder}.bias": names.lm_bias} if names.lm_bias_is_copied else {}
     return build(
-        family="bert",
+        family=family,
         positions="learned",
-        sizes=Sizes(n_layers, n_heads, n_heads, d, d_head, d_ff),
+        sizes=sizes,
         spaces=[
             # Tied to a head behind GELU units, the stream can not carry the global sign.
             Space("resid", d, "fixed" if bare else "permutation" if tied else "permutation±", stream=True),
-            Space("ff{i}", d_ff, units_kind(c.word("hidden_act", "gelu"))),
-            Space("pool", d, "signed"),
+            Space("ff{i}", sizes.d_ff, units_kind(c.word(activation, "gelu"))),
+            Space("pool", d, pool),
             Space("mlm", d, "permutation"),  # a LayerNorm over them: no activation frees a scale or a sign
         ],
-        heads=HeadSpace("heads", n_heads, n_heads, d_head),
-        norms=_norms(n_layers, bare) | _lm_norm(head, tied),
-        modules=_layers() | _heads(head, last, tied, vocab, d),
-        tensors={
-            _WORDS: f".{vocab} resid & .{vocab} t*" if tied else f".{vocab} resid",
-            _POSITIONS: f".{c.size('max_position_embeddings', 512)} resid",
-            _TYPES: f".{c.size('type_vocab_size', 2)} resid",
-            "bert.embeddings.position_ids": "-",
-        }
-        # Untied, transformers writes this bias beside the decoder's own and reads only the latter.
-        | ({"cls.predictions.bias": f"?.{vocab}" if tied else "-"} if head in _LM_HEADS else {}),
-        sums=_sums(tied),
-        biases={_WORDS: "cls.predictions.bias"} if tied else {},
-        aliases={
-            "cls.predictions.decoder.weight": _WORDS,
-            "cls.predictions.decoder.bias": "cls.predictions.bias",
-        }
-        if tied
-        else {},
+        heads=HeadSpace("heads", sizes.n_heads, sizes.n_heads, sizes.d_head),
+        norms=_norms(names, sizes.n_layers, bare)
+        | ({"t": f"layer({'resid' if tied else 'mlm'}, {names.lm_norm})"} if lm else {}),
+        modules=_layer_modules(names)
+        | dict(head_modules)
+        | (_lm_modules(names, f"n{2 * sizes.n_layers}", tied, vocab) if lm else {}),
+        tensors=tensors,
+        sums=_sums(names, tied, types is not None),
+        biases={names.words: names.lm_bias} if tied else {},
+        aliases=copies if tied else {},
     )
 
 
-def _norms(n_layers: int, bare: bool) -> dict[str, str]:
+def _norms(names: EncoderNames, n_layers: int, bare: bool) -> dict[str, str]:
     """Each norm with the module that writes beside it on the skip path; the last one only feeds the head."""
-    attention, ff = f"{_LAYER}.attention.output", f"{_LAYER}.output"
-    last = _LAYER.replace("{i}", str(n_layers - 1))
+    first, last = names.layer.replace("{i}", "0"), names.layer.replace("{i}", str(n_layers - 1))
+    following = names.layer.replace("{i}", "{i+1}")
     norms = {
-        "n0": "layer(resid, bert.embeddings.LayerNorm, skip=bert.encoder.layer.0.attention.output.dense)",
-        "n{2i+1}": f"layer(resid, {attention}.LayerNorm, skip={ff}.dense)",
-        "n{2i+2}": f"layer(resid, {ff}.LayerNorm, skip=bert.encoder.layer.{{i+1}}.attention.output.dense)",
+        "n0": f"layer(resid, {names.embeddings}.LayerNorm, skip={first}.{names.out})",
+        "n{2i+1}": f"layer(resid, {names.layer}.{names.attention_norm}, skip={names.layer}.{names.down})",
+        "n{2i+2}": f"layer(resid, {names.layer}.{names.norm}, skip={following}.{names.out})",
     }
-    norms[f"n{2 * n_layers}"] = f"layer(resid, {last}.output.LayerNorm{', exposed' if bare else ''})"
+    norms[f"n{2 * n_layers}"] = f"layer(resid, {last}.{names.norm}{', exposed' if bare else ''})"
     return norms
 
 
-def _lm_norm(head: str, tied: bool) -> dict[str, str]:
-    space = "resid" if tied else "mlm"
-    return {"t": f"layer({space}, cls.predictions.transform.LayerNorm)"} if head in _LM_HEADS else {}
-
-
-def _layers() -> dict[str, str]:
+def _layer_modules(names: EncoderNames) -> dict[str, str]:
     return {
-        f"{_LAYER}.attention.self.query": "qk{i}* n{2i}*",
-        f"{_LAYER}.attention.self.key": "qk{i} n{2i}*",
-        f"{_LAYER}.attention.self.value": "vo{i} n{2i}*",
-        f"{_LAYER}.attention.output.dense": "resid vo{i}*",
-        f"{_LAYER}.intermediate.dense": "ff{i} n{2i+1}*",
-        f"{_LAYER}.output.dense": "resid ff{i}*",
+        f"{names.layer}.{names.query}": "qk{i}* n{2i}*",
+        f"{names.layer}.{names.key}": "qk{i} n{2i}*",
+        f"{names.layer}.{names.value}": "vo{i} n{2i}*",
+        f"{names.layer}.{names.out}": "resid vo{i}*",
+        f"{names.layer}.{names.up}": "ff{i} n{2i+1}*",
+        f"{names.layer}.{names.down}": "resid ff{i}*",
     }
 
 
-def _heads(head: str, last: str, tied: bool, vocab: int, d: int) -> dict[str, str]:
-    """Hub folders carry heads that their class does not use, so the pooler is listed for every head."""
-    modules = {"bert.pooler.dense": f"pool {last}*" if head in _POOLED else f"?.{d} {last}*"}
-    if head == "TokenClassification":
-        modules["classifier"] = f". {last}*"
-    elif head == "QuestionAnswering":
-        modules["qa_outputs"] = f". {last}*"
-    elif head in ("SequenceClassification", "MultipleChoice"):
-        modules["classifier"] = ". pool*"
-    elif head in ("NextSentencePrediction", "PreTraining"):
-        modules["cls.seq_relationship"] = ". pool*"
-    else:
-        modules["cls.seq_relationship"] = f"?.2 .{d}"
-    if head in _LM_HEADS:
-        modules["cls.predictions.transform.dense"] = f"|resid| {last}*" if tied else f"mlm {last}*"
-        if not tied:
-            modules["cls.predictions.decoder"] = f".{vocab} t*"
-    return modules
+def _lm_modules(names: EncoderNames, last: str, tied: bool, vocab: int) -> dict[str, str]:
+    dense = {names.lm_dense: f"|resid| {last}*" if tied else f"mlm {last}*"}
+    return dense if tied else dense | {names.lm_decoder: f".{vocab} t*"}
 
 
-def _sums(tied: bool) -> tuple[Sum, ...]:
+def _sums(names: EncoderNames, tied: bool, has_types: bool) -> tuple[Sum, ...]:
     """Words, positions and token types add up. Tied to the head, the words keep still but for one direction,
     which adds a constant to all logits; the head's bias takes it back."""
-    words, positions, types = ((name, 0, None) for name in (_WORDS, _POSITIONS, _TYPES))
+    words, positions, types = ((name, 0, None) for name in (names.words, names.positions, names.types))
     if tied:
-        return (Sum("types", (types,), (positions,)), Sum("words", (words,), (positions,), along="t"))
-    return (Sum("types", (types,), (words,)), Sum("positions", (positions,), (words,)))
+        free = (Sum("types", (types,), (positions,)), Sum("words", (words,), (positions,), along="t"))
+    else:
+        free = (Sum("types", (types,), (words,)), Sum("positions", (positions,), (words,)))
+    return free if has_types else free[1:]
 
+
+_RARE = {"is_decoder": False, "is_causal": False}
+_BASE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
 
 FAMILIES = (
     Family(
@@ -130,12 +241,42 @@ FAMILIES = (
         # Checkpoints converted from TensorFlow call gain and shift of a LayerNorm gamma and beta.
         spellings=((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias")),
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
-        rare_settings={"is_decoder": False, "is_causal": False},
+        rare_settings=_RARE,
         inputs=ModelInputs(token_types=True, bidirectional=True),
         optional_pooler=("BertModel",),
+        example=("BERT base (MLM)", _BASE | {"vocab_size": 30522}),
+    ),
+    *(
+        Family(
+            name,
+            roberta,
+            f"{kind}ForMaskedLM",
+            prefix="roberta.",
+            settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 1},  # positions count from padding
+            rare_settings=_RARE,
+            inputs=ModelInputs(token_types=True, bidirectional=True, padded_positions=True),
+            optional_pooler=(f"{kind}Model",),
+            example=(title, _BASE | {"vocab_size": vocab, "max_position_embeddings": 514, "type_vocab_size": 1}),
+        )
+        for name, kind, title, vocab in (
+            ("roberta", "Roberta", "RoBERTa base", 50265),
+            ("xlm-roberta", "XLMRoberta", "XLM-RoBERTa base", 250002),
+            ("camembert", "Camembert", "CamemBERT base", 32005),
+        )
+    ),
+    Family(
+        "distilbert",
+        distilbert,
+        "DistilBertForMaskedLM",
+        prefix="distilbert.",
+        settings={"activation": "gelu"},
+        rare_settings={"is_causal": False},
+        inputs=ModelInputs(bidirectional=True),
+        aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+        ignored=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout"),
         example=(
-            "BERT base (MLM)",
-            {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 30522},
+            "DistilBERT base",
+            {"dim": 768, "n_heads": 12, "n_layers": 6, "hidden_dim": 3072, "vocab_size": 30522},
         ),
     ),
 )

@@ -17,6 +17,11 @@ def gpt2(config: Mapping[str, Any]) -> Architecture:
     d_head = c.d_head(n_heads, d, key=None)
     if c.flag("add_cross_attention", False):
         raise ArchitectureError("config.json: add_cross_attention is true; only GPT-2 decoders are supported")
+    if c.architecture == "GPT2DoubleHeadsModel":
+        raise ArchitectureError(
+            "config.json: architectures names GPT2DoubleHeadsModel, whose second head is not supported; with "
+            "GPT2LMHeadModel there the language model alone is read"
+        )
     head = c.architecture.partition("For")[2]
     bare = c.architecture == "GPT2Model"
     classifier = head in ("SequenceClassification", "TokenClassification")
@@ -33,8 +38,10 @@ def gpt2(config: Mapping[str, Any]) -> Architecture:
         "transformer.h.{i}.mlp.c_fc": "m{i}* ff{i}",
         "transformer.h.{i}.mlp.c_proj": "ff{i}* resid",
     }
-    if classifier:
-        modules["score" if head == "SequenceClassification" else "classifier"] = ". f*"
+    if head == "SequenceClassification":
+        tensors["score.weight"] = ". f*"
+    elif classifier:
+        modules["classifier"] = ". f*"
     elif not bare and not tied:
         tensors["lm_head.weight"] = f".{vocab} f*"
     free = Sum("positions", (("transformer.wpe.weight", 0, None),), (("transformer.wte.weight", 0, None),))

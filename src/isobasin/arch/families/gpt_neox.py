@@ -31,7 +31,7 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
         f"{_LAYER}.mlp.dense_4h_to_h": "resid ff{i}*",
     }
     if head == "SequenceClassification":
-        modules["score"] = ". f*"
+        tensors["score.weight"] = ". f*"
     elif head in ("TokenClassification", "QuestionAnswering"):
         modules["classifier" if head == "TokenClassification" else "qa_outputs"] = ". f*"
     elif not bare and not tied:

@@ -1,74 +1,107 @@
-"""Llama and Mistral: rotary positions, RMSNorm, grouped queries, gated feed-forward."""
+"""Llama, Mistral, Granite, SmolLM3: rotary positions, RMSNorm, grouped queries, gated feed-forward."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind
 from isobasin.arch.config import Fields
+from isobasin.arch.families.decoder import decoder_head
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
+from isobasin.errors import ArchitectureError
 
 
 def llama(config: Mapping[str, Any]) -> Architecture:
-    return gated_decoder(config, _ATTENTION | _FEED_FORWARD)
+    return gated_decoder(config, ATTENTION | FEED_FORWARD)
 
 
-_ATTENTION = {
+ATTENTION = {
     "model.layers.{i}.self_attn.q_proj": "qk{i}:q* a{i}*",
     "model.layers.{i}.self_attn.k_proj": "qk{i} a{i}*",
     "model.layers.{i}.self_attn.v_proj": "vo{i} a{i}*",
     "model.layers.{i}.self_attn.o_proj": "resid vo{i}:q*",
 }
-_FEED_FORWARD = {
+FEED_FORWARD = {
     "model.layers.{i}.mlp.gate_proj": "|ff{i}| m{i}*",
     "model.layers.{i}.mlp.up_proj": "ff{i} m{i}*",
     "model.layers.{i}.mlp.down_proj": "resid ff{i}*",
 }
 
 
-def gated_decoder(config: Mapping[str, Any], layer: Mapping[str, str], *, partial_rotary: bool = False) -> Architecture:
+def gated_decoder(
+    config: Mapping[str, Any],
+    layer: Mapping[str, str],
+    *,
+    defaults: Mapping[str, int] | None = None,
+    partial_rotary: bool = False,
+    tied_default: bool = False,
+    plus_one: bool = False,
+    without_positions: Container[int] = (),
+    rope_theta: float = 10000.0,
+) -> Architecture:
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
     Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs.
+    `defaults` are sizes that transformers takes where a config has none. `without_positions` are layers whose heads do
+    not rotate at all; `plus_one`: gains are stored less 1.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
-    d_head, d_ff, vocab = c.d_head(n_heads, d), c.size("intermediate_size"), c.size("vocab_size")
-    sizes = Sizes(c.size("num_hidden_layers"), n_heads, c.size("num_key_value_heads", n_heads), d, d_head, d_ff)
-    head = c.architecture.partition("For")[2]
-    bare = c.architecture.endswith("Model")
-    tied = c.flag("tie_word_embeddings", False) and head in ("CausalLM", "")
+    usual = {"num_key_value_heads": n_heads} | dict(defaults or {})
+    d_head = c.size("head_dim", usual["head_dim"]) if "head_dim" in usual else c.d_head(n_heads, d)
+    n_kv_heads, d_ff = c.size("num_key_value_heads", usual["num_key_value_heads"]), c.size("intermediate_size")
+    sizes = Sizes(c.size("num_hidden_layers"), n_heads, n_kv_heads, d, d_head, d_ff)
     columns = c.rotary_columns(d_head, "partial_rotary_factor", 1.0) if partial_rotary else d_head
-    tensors = {
-        "model.embed_tokens.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid",
-        "model.layers.{i}.self_attn.rotary_emb.inv_freq": "-",
-    }
-    modules = dict(layer)
-    if head in ("SequenceClassification", "TokenClassification"):
-        modules["score"] = ". f*"
-    elif not bare and not tied:
-        tensors["lm_head.weight"] = f".{vocab} f*"
+    head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
+    word = ", plus_one" if plus_one else ""
     return build(
         family=c.word("model_type", "llama"),
         positions="rope",
         sizes=sizes,
         spaces=[
-            Space("resid", d, stream_kind("rms", tied=tied, bare=bare), stream=True),
+            Space("resid", d, stream_kind("rms", tied=head.tied, bare=head.bare), stream=True),
             Space("ff{i}", d_ff, "scaled"),
         ],
-        heads=HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, columns),
+        heads=[
+            HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, 0 if i in without_positions else columns)
+            for i in range(sizes.n_layers)
+        ],
         norms={
-            "a{i}": "rms(resid, model.layers.{i}.input_layernorm)",
-            "m{i}": "rms(resid, model.layers.{i}.post_attention_layernorm)",
-            "f": "rms(resid, model.norm, exposed)" if bare else "rms(resid, model.norm)",
+            "a{i}": f"rms(resid, model.layers.{{i}}.input_layernorm{word})",
+            "m{i}": f"rms(resid, model.layers.{{i}}.post_attention_layernorm{word})",
+            "f": f"rms(resid, model.norm{head.exposed}{word})",
         },
-        modules=modules,
-        tensors=tensors,
-        aliases={"lm_head.weight": "model.embed_tokens.weight"} if tied else {},
-        rotary=c.rotary(),
+        modules=dict(layer) | head.modules,
+        tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"},
+        aliases=head.aliases,
+        rotary=c.rotary(default=rope_theta),
     )
 
 
+def smollm3(config: Mapping[str, Any]) -> Architecture:
+    """Every fourth layer, or those that `no_rope_layers` marks with 0, has no positions."""
+    layers = range(len(_rope_layers(config)))
+    without = [i for i in layers if not _rope_layers(config)[i]]
+    layer = ATTENTION | FEED_FORWARD
+    return gated_decoder(config, layer, tied_default=True, without_positions=without, rope_theta=2e6)
+
+
+def _rope_layers(config: Mapping[str, Any]) -> list[int]:
+    c = Fields(config)
+    n_layers, interval, marks = c.size("num_hidden_layers"), c.size("no_rope_layer_interval", 4), None
+    if c.has("no_rope_layers"):
+        marks = config["no_rope_layers"]
+        if not isinstance(marks, list) or len(marks) != n_layers or any(mark not in (0, 1) for mark in marks):
+            raise ArchitectureError(f"config.json: no_rope_layers is {marks!s:.80}, expected 0 or 1 for every layer")
+    return [int((i + 1) % interval != 0) for i in range(n_layers)] if marks is None else marks
+
+
 _7B = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
+
+NO_BIASES = BiasFlag("", False, r"\b(self_attn|mlp)\.\w+\.bias$")
+_BIAS_FLAGS = (
+    BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
+    BiasFlag("mlp_bias", False, r"\bmlp\.\w+\.bias$"),
+)
 
 FAMILIES = (
     Family(
@@ -79,10 +112,7 @@ FAMILIES = (
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6},
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
-        bias_flags=(
-            BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
-            BiasFlag("mlp_bias", False, r"\bmlp\.\w+\.bias$"),
-        ),
+        bias_flags=_BIAS_FLAGS,
         example=("Llama 2 7B", _7B | {"num_key_value_heads": 32, "intermediate_size": 11008}),
     ),
     Family(
@@ -93,6 +123,45 @@ FAMILIES = (
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": 4096},
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
+        bias_flags=(NO_BIASES,),
         example=("Mistral 7B", _7B | {"num_key_value_heads": 8, "intermediate_size": 14336}),
+    ),
+    Family(
+        "granite",
+        llama,
+        "GraniteForCausalLM",
+        prefix="model.",
+        settings={
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+        rare_settings=CAUSAL,
+        head_settings=LAST_TOKEN,
+        bias_flags=_BIAS_FLAGS,
+        example=(
+            "Granite 3.1 2B",
+            {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 40}
+            | {"intermediate_size": 8192, "vocab_size": 49155},
+        ),
+    ),
+    Family(
+        "smollm3",
+        smollm3,
+        "SmolLM3ForCausalLM",
+        prefix="model.",
+        settings={"hidden_act": "silu", "rms_norm_eps": 1e-6},
+        rare_settings=CAUSAL,
+        derived_settings=lambda config: {"no_rope_layers": _rope_layers(config)},
+        head_settings=LAST_TOKEN,
+        bias_flags=_BIAS_FLAGS,
+        example=(
+            "SmolLM3 3B",
+            {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 36}
+            | {"intermediate_size": 11008, "vocab_size": 128256},
+        ),
     ),
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
-from isobasin.arch.families.llama import gated_decoder
+from isobasin.arch.families.llama import NO_BIASES, gated_decoder
 from isobasin.arch.family import CAUSAL, Family
 
 _LAYER = {
@@ -28,6 +28,7 @@ FAMILIES = (
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-5, "sliding_window": None},
         rare_settings=CAUSAL,
         head_settings={"ForSequenceClassification": {"pad_token_id": 32000}},
+        bias_flags=(NO_BIASES,),
         example=(
             "Phi-3 mini",
             {"hidden_size": 3072, "num_attention_heads": 32, "num_hidden_layers": 32}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isobasin.arch.families.llama import llama
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 
 
 def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,6 +30,7 @@ FAMILIES = (
         rare_settings=CAUSAL,
         derived_settings=_windows,
         head_settings=LAST_TOKEN,
+        bias_flags=(BiasFlag("", False, r"\b(self_attn\.o_proj|mlp\.\w+)\.bias$"),),
         example=(
             "Qwen2.5 7B",
             {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28}

@@ -1,0 +1,57 @@
+"""What decoders have in common: the token embedding and the head behind it, tied to it or not."""
+
+from typing import NamedTuple
+
+from isobasin.arch.config import Fields
+
+CLASSIFIER, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
+
+
+class DecoderHead(NamedTuple):
+    """The patterns of embedding and head. `tied`: one tensor for both; `bare`: no head, the stream is the output."""
+
+    tied: bool
+    bare: bool
+    tensors: dict[str, str]
+    modules: dict[str, str]
+    aliases: dict[str, str]
+    biases: dict[str, str]
+
+    @property
+    def exposed(self) -> str:
+        """What the last norm says of itself."""
+        return ", exposed" if self.bare else ""
+
+
+def decoder_head(
+    c: Fields,
+    embedding: str,
+    *,
+    lm_head: str = "lm_head",
+    tied_default: bool = False,
+    bias: bool = False,
+    token_head: str = "classifier",
+) -> DecoderHead:
+    """The head that `architectures` names; a causal language model if it names none.
+
+    `bias`: the language model head has a bias. `token_head` is what the classifier of tokens is called.
+    """
+    vocab, name = c.size("vocab_size"), c.architecture
+    bare = name.endswith("Model") and not name.endswith("LMHeadModel")
+    modules = {CLASSIFIER: "score", TOKENS: token_head, ANSWERS: "qa_outputs"}
+    other = next((module for ending, module in modules.items() if name.endswith(ending)), None)
+    tied = not bare and other is None and c.flag("tie_word_embeddings", tied_default)
+    tensors = {embedding: f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid"}
+    if tied:
+        biases = {embedding: f"{lm_head}.bias"} if bias else {}
+        tensors |= dict.fromkeys(biases.values(), f".{vocab}")
+        return DecoderHead(tied, bare, tensors, {}, {f"{lm_head}.weight": embedding}, biases)
+    if other == "score" and name.endswith(CLASSIFIER):  # never a bias
+        return DecoderHead(tied, bare, tensors | {"score.weight": ". f*"}, {}, {}, {})
+    if other is not None:
+        return DecoderHead(tied, bare, tensors, {other: ". f*"}, {}, {})
+    if bare:
+        return DecoderHead(tied, bare, tensors, {}, {}, {})
+    if bias:
+        return DecoderHead(tied, bare, tensors, {lm_head: f".{vocab} f*"}, {}, {})
+    return DecoderHead(tied, bare, tensors | {f"{lm_head}.weight": f".{vocab} f*"}, {}, {}, {})

@@ -1,0 +1,243 @@
+"""The laws of symmetry over the model types of `model_types`; transformers in float64 is the oracle."""
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from null_space import Measured, null_space
+from outside import Undual, act, step_outside
+from torch import Tensor
+
+import isobasin as ib
+import model_types as mt
+import tiny
+from isobasin.arch import FAMILIES, HeadSpace, Space
+from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
+from isobasin.symmetries import symmetry
+from isobasin.symmetries.normal_form import normalize
+from isobasin.symmetries.transform import scramble
+from isobasin.weights import Weights
+
+pytestmark = pytest.mark.hf
+
+EXACT, SEEN = 1e-9, 1e-3
+NAMES = [each.name for each in mt.MODEL_TYPES]
+FIRST = list({each.family: each.name for each in reversed(mt.MODEL_TYPES)}.values())[::-1]
+SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else FIRST
+every = pytest.mark.parametrize("name", NAMES)
+some = pytest.mark.parametrize("name", SOME)
+
+# Tensors that no symmetry can move: see test_families.
+_BARE = ("embeddings", *(f"encoder.layer.{i}.{part}" for i in (0, 1) for part in ("attention.output", "output")))
+UNCHANGED: Mapping[str, set[str]] = {
+    "roberta-masked-lm-untied": {"lm_head.bias"},
+    "roberta-classifier": {"classifier.out_proj.bias"},
+    "roberta-bare": {f"roberta.{place}.LayerNorm.weight" for place in _BARE}
+    | {"roberta.encoder.layer.1.output.LayerNorm.bias"},
+    "distilbert-classifier": {"classifier.bias"},
+    "deit-bare": {"deit.layernorm.weight", "deit.layernorm.bias"},
+}
+
+
+def error(name: str, moved: Weights) -> float:
+    """The largest change of the outputs, relative to the largest output, in float64."""
+    model, start = mt.built(name), mt.weights(name)
+    x = mt.inputs(start)
+    before = mt.outputs(start, model, x)
+    return float((mt.outputs(moved, model, x) - before).abs().max() / before.abs().max())
+
+
+def held(weights: Weights, changes: Mapping[str, Tensor] | None = None) -> Weights:
+    return replace(weights, tensors={n: weights[n] for n in weights} | dict(changes or {}))
+
+
+def test_every_model_type_has_a_case() -> None:
+    covered = {each.family for each in mt.MODEL_TYPES} | {case.family for case in tiny.CASES}
+    assert covered == set(FAMILIES) - {"isobasin"}
+
+
+@every
+def test_a_scrambled_model_computes_the_same_and_every_tensor_moves_that_can(name: str) -> None:
+    start = mt.weights(name)
+    there = held(scramble(start, seed=1).apply(start))
+    assert error(name, there) <= EXACT
+    still = {n for n in start if torch.equal(there[n].double(), start[n].double())}
+    assert still == UNCHANGED.get(name, set())
+    assert error(name, mt.weights(name, seed=1)) > SEEN
+
+
+@some
+def test_a_scrambled_file_says_the_same_to_transformers(name: str, tmp_path: Path) -> None:
+    mt.save(name, tmp_path / "a")
+    a = ib.load(tmp_path / "a")
+    transform = scramble(a, seed=1)
+    transform.apply(a).save(tmp_path / "b")
+    x = mt.inputs(a)
+    before, after = (tiny.logits(tiny.load(tmp_path / each), x) for each in "ab")
+    assert float((after - before).abs().max() / before.abs().max()) <= 1e-5 * a.arch.sizes.n_layers
+    back = transform.inverse().apply(ib.load(tmp_path / "b"))
+    for n in a:
+        assert float((back[n].double() - a[n].double()).norm()) <= 1e-5 * float(a[n].double().norm()), n
+
+
+@some
+def test_the_names_of_a_live_model_and_of_its_file_lead_to_the_same_tensors(name: str, tmp_path: Path) -> None:
+    live, stored = mt.weights(name), ib.load(mt.save(name, tmp_path / "a"))
+    assert set(live) == set(stored)
+    assert all(torch.equal(live[n], stored[n]) for n in live)
+
+
+@some
+def test_a_planted_element_is_found_again(name: str) -> None:
+    a = mt.weights(name)
+    b = held(scramble(a, seed=3).apply(a))
+    found = ib.align(b, to=a)
+    assert found.distance_before > 0.1
+    assert found.distance_after <= 1e-5
+    assert error(name, found.transform.apply(b)) <= EXACT
+
+
+@some
+def test_a_copy_is_the_same_and_a_changed_matrix_is_different(name: str) -> None:
+    a = mt.weights(name)
+    b = held(scramble(a, seed=3).apply(a))
+    verdict = ib.equivalent(a, b)
+    assert verdict.answer == "same", verdict
+    units = next(s for s in a.arch.spaces.values() if s.role == "units" and s.layer == 0)
+    matrix = next(n for n in a.arch.blocks[units.name] if len(a.arch.shapes[n]) == 2)
+    rng = torch.Generator().manual_seed(0)
+    changed = b[matrix].double() * (1 + 0.1 * torch.randn(b[matrix].shape, generator=rng, dtype=torch.float64))
+    verdict = ib.equivalent(a, held(b, {matrix: changed}))
+    assert verdict.answer == "different", verdict
+
+
+@some
+def test_copies_share_their_fingerprint_and_their_canonical_point(name: str) -> None:
+    a, other = mt.weights(name), mt.weights(name, seed=1)
+    b = held(scramble(a, seed=5).apply(a))
+    assert compare_fingerprints(fingerprint(a), fingerprint(b)).equal
+    assert not compare_fingerprints(fingerprint(a), fingerprint(other)).equal
+    points = [ib.canonical(each).apply(each) for each in (a, b)]
+    assert error(name, points[0]) <= EXACT
+    for n in a:
+        assert float((points[0][n] - points[1][n]).norm()) <= 1e-6 * float(points[0][n].double().norm() + 1), n
+
+
+@some
+def test_one_step_outside_the_group_is_seen(name: str) -> None:
+    """A step outside the group of each space, keys that move as queries do, and heads that change places where each has
+    positions of its own."""
+    a = mt.weights(name)
+    flat, groups = held(normalize(a).apply(a)), symmetry(a.arch).groups
+    assert error(name, flat) <= EXACT
+    for space in a.arch.spaces.values():
+        if isinstance(space, Space) and space.name in groups:
+            assert error(name, act(flat, {space.name: step_outside(space.kind, space.size)})) > SEEN, space.name
+        elif isinstance(space, HeadSpace):
+            inside = groups[space.name].sample(seed=2)
+            assert error(name, act(flat, {space.name: inside})) <= EXACT, space.name
+            assert error(name, act(flat, {space.name: inside}, Undual)) > SEEN, space.name
+            if not space.permutable:
+                swapped = replace(groups[space.name].identity(), kv=torch.arange(space.n_kv_heads).flip(0))  # type: ignore[type-var]
+                assert error(name, act(flat, {space.name: swapped})) > SEEN, space.name
+
+
+# -- the null space -------------------------------------------------------------------------------------------------
+
+# The configurations of a derivation by hand, with its count of directions; 5 places, 41 words unless said otherwise.
+_D8 = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 6}
+_W = {"vocab_size": 41, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_LLAMA = _D8 | _W | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 5}
+_LLAMA |= {"vocab_size": 13, "rms_norm_eps": 0.1}
+_PAIR = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 6}
+_N = _D8 | _W | {"layer_norm_eps": 0.1, "max_position_embeddings": 5}
+_G = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_inner": 6, "n_positions": 5, "layer_norm_epsilon": 0.1} | _W
+_F = _D8 | _W | {"ffn_hidden_size": 6, "layer_norm_epsilon": 0.1}
+_RW = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+_B = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "layer_norm_epsilon": 0.1} | _W
+_O = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 6, "word_embed_proj_dim": 8}
+_O |= _W | {"max_position_embeddings": 5, "pad_token_id": 1}
+_NEO = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 6, "max_position_embeddings": 5}
+_NEO |= _W | {"attention_types": [[["global"], 1]], "layer_norm_epsilon": 0.1}
+_R = _N | {"pad_token_id": 1, "max_position_embeddings": 7, "type_vocab_size": 1}
+_D = {"dim": 8, "hidden_dim": 6, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 5} | _W
+_I = _D8 | {"num_hidden_layers": 2, "image_size": 4, "patch_size": 2, "num_labels": 5, "layer_norm_eps": 0.1}
+_U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
+DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
+    "gemma tied": ("GemmaForCausalLM", _LLAMA, 61),
+    "gemma untied": ("GemmaForCausalLM", _LLAMA | _U, 97),
+    "granite": ("GraniteForCausalLM", _LLAMA | _PAIR | _U, 98),
+    "smollm3": ("SmolLM3ForCausalLM", _LLAMA | _PAIR | _U | {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}, 184),
+    "gptj": ("GPTJForCausalLM", _G | {"rotary_dim": 2}, 212),
+    "phi": ("PhiForCausalLM", _N, 244),
+    "falcon 7b tied": ("FalconForCausalLM", _F, 50),
+    "falcon 7b untied": ("FalconForCausalLM", _F | _U, 128),
+    "falcon rw tied": ("FalconForCausalLM", _F | _RW, 158),
+    "falcon rw untied": ("FalconForCausalLM", _F | _RW | _U, 236),
+    "falcon 40b tied": ("FalconForCausalLM", _F | {"new_decoder_architecture": True, "num_kv_heads": 1}, 66),
+    "bloom tied": ("BloomForCausalLM", _B, 211),
+    "mpt tied": ("MptForCausalLM", _W | {"d_model": 8, "n_layers": 1, "n_heads": 2, "layer_norm_epsilon": 0.1}, 176),
+    "opt tied": ("OPTForCausalLM", _O, 185),
+    "opt untied": ("OPTForCausalLM", _O | _U, 270),
+    "gpt_neo tied": ("GPTNeoForCausalLM", _NEO, 139),
+    "gpt_bigcode tied": ("GPTBigCodeForCausalLM", _G, 115),
+    "starcoder2 tied": ("Starcoder2ForCausalLM", _D8 | _W | {"num_key_value_heads": 2, "norm_epsilon": 0.1}, 126),
+    "starcoder2 untied": (
+        "Starcoder2ForCausalLM",
+        _D8 | _W | _U | {"num_key_value_heads": 2, "norm_epsilon": 0.1},
+        204,
+    ),
+    "roberta tied": ("RobertaForMaskedLM", _R, 204),
+    "roberta untied": ("RobertaForMaskedLM", _R | _V19, 275),
+    "distilbert tied": ("DistilBertForMaskedLM", _D, 180),
+    "distilbert untied": ("DistilBertForMaskedLM", _D | _V19, 232),
+    "deit": ("DeiTForImageClassificationWithTeacher", _I, 405),
+}
+# Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
+UNREAD = {"opt tied": 14, "opt untied": 14, "roberta tied": 14, "roberta untied": 14 + 19}
+
+
+def measure(name: str) -> tuple[Measured, int]:
+    """The dimension of the null space of the derivative of all outputs, and of the declared symmetry."""
+    kind, config, _ = DERIVED[name]
+    case = mt.ModelType(name, "", kind, config)
+    model = mt.double(case.build(seed=3))
+    for module in model.modules():  # some classes have a small eps of their own
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 0.1
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None  # its row would have no gradient
+        if type(module).__name__ == "BloomGelu":  # a function of its own, which can not be differentiated twice
+            module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    weights = ib.load(model)
+    params = {n: p.detach().clone() for n, p in model.named_parameters()}
+    rng = torch.Generator().manual_seed(0)
+    x = mt.inputs(weights, n=1)
+    n = 20 + int(2 * sum(p.numel() for p in params.values()) / (5 * 8))
+    if "pixel_values" in x:
+        x = {"pixel_values": torch.randn(2 * n, 3, 4, 4, generator=rng, dtype=torch.float64)}
+    else:
+        x = {"input_ids": torch.randint(config["vocab_size"], (n, 5), generator=rng)}
+        if kind.startswith("Roberta"):
+            x["position_ids"] = torch.arange(2, 7).expand(n, -1)
+
+    def function(p: dict[str, Tensor]) -> Tensor:
+        with mt.Float64():
+            said = torch.func.functional_call(model, p, (), x)
+        return torch.cat([said[k].flatten(1) for k in mt.OUTPUTS if said.get(k) is not None], dim=1)
+
+    return null_space(function, params), symmetry(weights.arch).dim
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_the_null_space_has_the_dimension_of_the_derivation(name: str) -> None:
+    measured, declared = measure(name)
+    expected = DERIVED[name][2]
+    assert measured.dim == expected, measured
+    assert measured.gap > 1e4, measured
+    assert declared == expected - UNREAD.get(name, 0)

@@ -1,0 +1,263 @@
+"""Tiny models of every model type beside those of `tiny`, with every parameter random, and their outputs in float64.
+
+transformers casts to float32 inside norms, rotary positions and softmax. `Float64` turns these casts into casts to
+float64, so that transformers itself is the float64 oracle.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import isobasin as ib
+import tiny
+from isobasin.runtime import OUTPUTS
+
+V, L = 30, 2
+_IMAGE = {"image_size": 6, "patch_size": 2, "num_labels": 5, "encoder_stride": 2}
+_WIDE = {"hidden_size": 24, "num_hidden_layers": L, "num_attention_heads": 4, "intermediate_size": 40}
+_TEXT = {"vocab_size": V, "max_position_embeddings": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_GPT = {"vocab_size": V, "n_embd": 24, "n_layer": L, "n_head": 4, "n_positions": 24}
+_GPT |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_RMS = _WIDE | _TEXT | {"num_key_value_heads": 2, "rms_norm_eps": 1e-3}
+_LN = _WIDE | _TEXT | {"layer_norm_eps": 1e-3}
+_ENCODER = _LN | {"pad_token_id": 1, "bos_token_id": 0}
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """One configuration of a model type: the class of transformers and its config."""
+
+    name: str
+    family: str
+    model: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_class(self) -> str:
+        stem = self.model.partition("For")[0].removesuffix("Model").removesuffix("LMHead")
+        return f"{stem}Config"
+
+    def build(self, seed: int = 0) -> Any:
+        import transformers
+
+        settings = getattr(transformers, self.config_class)(**self.config)
+        with torch.random.fork_rng(devices=[]):
+            fresh = getattr(transformers, self.model)._from_config(settings, attn_implementation="eager")
+        return randomize(fresh, crc32(f"{self.name} {seed}".encode())).eval()
+
+
+def randomize(model: nn.Module, seed: int) -> nn.Module:
+    """As in `tiny`; gains that are stored less 1 are drawn around 0."""
+    tiny.randomize(model, seed)
+    for module in model.modules():
+        if type(module).__name__.startswith("Gemma") and type(module).__name__.endswith("Norm"):
+            module.weight.data -= 1  # type: ignore[operator, union-attr]
+    return model
+
+
+def _variants(
+    family: str, stem: str, base: Mapping[str, Any], **kinds: tuple[str, Mapping[str, Any]]
+) -> list[ModelType]:
+    return [
+        ModelType(f"{family}-{kind.replace('_', '-')}", family, stem + head, {**base, **config})
+        for kind, (head, config) in kinds.items()
+    ]
+
+
+_QUARTER = {"rope_type": "default", "partial_rotary_factor": 0.25}
+_UNTIED = {"tie_word_embeddings": False}
+_FALCON = _WIDE | _TEXT | {"ffn_hidden_size": 40, "layer_norm_epsilon": 1e-3}
+_LM, _CLS = "ForCausalLM", "ForSequenceClassification"
+_NEO = {"vocab_size": V, "hidden_size": 24, "num_layers": L, "num_heads": 4, "max_position_embeddings": 24}
+_NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 3, "layer_norm_epsilon": 1e-3}
+_NEO |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_DISTIL = {"vocab_size": V, "dim": 24, "hidden_dim": 40, "n_layers": L, "n_heads": 4, "max_position_embeddings": 24}
+_BLOOM = {"vocab_size": V, "hidden_size": 24, "n_layer": L, "n_head": 4, "layer_norm_epsilon": 1e-3, "pad_token_id": 0}
+_MPT = {"vocab_size": V, "d_model": 24, "n_layers": L, "n_heads": 4, "max_seq_len": 24, "layer_norm_epsilon": 1e-3}
+_OPT = {"vocab_size": V, "hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": L, "num_attention_heads": 4}
+_OPT |= {"max_position_embeddings": 24, "word_embed_proj_dim": 24, "pad_token_id": 1}
+
+MODEL_TYPES: tuple[ModelType, ...] = (
+    *_variants(
+        "gemma",
+        "Gemma",
+        _RMS | {"head_dim": 6},
+        tied=(_LM, {}),
+        untied=(_LM, _UNTIED | {"num_key_value_heads": 1, "attention_bias": True}),
+        classifier=(_CLS, {"num_labels": 5}),
+    ),
+    *_variants(
+        "granite",
+        "Granite",
+        _RMS | {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0},
+        untied=(_LM, {"attention_multiplier": 0.3}),
+        tied=(_LM, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    ),
+    *_variants(
+        "smollm3",
+        "SmolLM3",
+        _RMS,
+        tied=(_LM, {"no_rope_layers": [1, 0]}),
+        untied=(_LM, _UNTIED | {"num_hidden_layers": 4, "attention_bias": True}),
+    ),
+    *_variants(
+        "starcoder2",
+        "Starcoder2",
+        _WIDE | _TEXT | {"num_key_value_heads": 2, "norm_epsilon": 1e-3},
+        tied=(_LM, {}),
+        untied=(_LM, _UNTIED | {"num_key_value_heads": 4}),
+        no_bias=(_LM, _UNTIED | {"use_bias": False}),
+    ),
+    *_variants(
+        "phi",
+        "Phi",
+        _LN | {"hidden_size": 32},
+        untied=(_LM, {}),
+        tied=(_LM, {"tie_word_embeddings": True, "num_key_value_heads": 2}),
+        classifier=(
+            _CLS,
+            {"num_labels": 5, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+        ),
+    ),
+    *_variants(
+        "gptj",
+        "GPTJ",
+        _GPT | {"rotary_dim": 4, "layer_norm_epsilon": 1e-3},
+        untied=(_LM, {}),
+        tied=(_LM, {"tie_word_embeddings": True, "rotary_dim": 2}),
+    ),
+    *_variants(
+        "falcon",
+        "Falcon",
+        _FALCON,
+        multi_query=(_LM, {}),
+        multi_query_untied=(_LM, _UNTIED | {"bias": True}),
+        groups=(_LM, {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        groups_untied=(_LM, _UNTIED | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+        one_norm=(_LM, {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+        alibi=(_LM, {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+        alibi_untied=(_LM, _UNTIED | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    ),
+    *_variants("bloom", "Bloom", _BLOOM, tied=(_LM, {}), untied=(_LM, _UNTIED), classifier=(_CLS, {"num_labels": 5})),
+    *_variants("mpt", "Mpt", _MPT, tied=(_LM, {}), untied=(_LM, _UNTIED)),
+    *_variants("gpt_neo", "GPTNeo", _NEO, tied=(_LM, {}), untied=(_LM, _UNTIED | {"intermediate_size": 40})),
+    *_variants(
+        "gpt_bigcode",
+        "GPTBigCode",
+        _GPT | {"layer_norm_epsilon": 1e-3},
+        tied=(_LM, {}),
+        untied=(_LM, _UNTIED),
+        many_kv_heads=(_LM, {"multi_query": False}),
+    ),
+    *_variants("opt", "OPT", _OPT, tied=(_LM, {}), untied=(_LM, _UNTIED), gelu=(_LM, {"activation_function": "gelu"})),
+    *_variants(
+        "roberta",
+        "Roberta",
+        _ENCODER,
+        masked_lm=("ForMaskedLM", {}),
+        masked_lm_untied=("ForMaskedLM", _UNTIED),
+        classifier=(_CLS, {"num_labels": 5}),
+        bare=("Model", {}),
+    ),
+    *_variants("xlm-roberta", "XLMRoberta", _ENCODER, masked_lm=("ForMaskedLM", {})),
+    *_variants("camembert", "Camembert", _ENCODER, tokens=("ForTokenClassification", {"num_labels": 5})),
+    *_variants(
+        "distilbert",
+        "DistilBert",
+        _DISTIL,
+        masked_lm=("ForMaskedLM", {}),
+        masked_lm_untied=("ForMaskedLM", _UNTIED),
+        classifier=(_CLS, {"num_labels": 5}),
+    ),
+    *_variants(
+        "deit",
+        "DeiT",
+        _WIDE | _IMAGE | {"layer_norm_eps": 1e-3},
+        classifier=("ForImageClassification", {}),
+        two_classifiers=("ForImageClassificationWithTeacher", {}),
+        masked_image=("ForMaskedImageModeling", {}),
+        bare=("Model", {"qkv_bias": False}),
+    ),
+)
+
+
+class Float64(TorchFunctionMode):
+    """What asks for float32 gets float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.float:
+            return args[0].double()
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        if func in (Tensor.to, Tensor.type):
+            args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        return func(*args, **kwargs)
+
+
+def double(model: nn.Module) -> nn.Module:
+    """The model in float64, with tables of positions that it keeps in buffers."""
+    return model.double()
+
+
+def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Everything a float64 model says, one row per example."""
+    cast = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
+    with Float64():
+        said = model(**cast)
+    return torch.cat([said[name].flatten(1) for name in OUTPUTS if said.get(name) is not None], dim=1)
+
+
+def case(name: str) -> tiny.Case:
+    """The configuration as a case of `tiny`."""
+    found = next(each for each in MODEL_TYPES if each.name == name)
+    return tiny.Case(name, found.family, found.build, lambda seed: inputs(weights(name), seed=seed))
+
+
+@cache
+def built(name: str, seed: int = 0) -> Any:
+    return next(each for each in MODEL_TYPES if each.name == name).build(seed)
+
+
+@cache
+def weights(name: str, seed: int = 0) -> ib.Weights:
+    """The model as a file would hold it, in memory."""
+    return ib.load(built(name, seed))
+
+
+def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The outputs of these weights in float64, by the class of transformers of `model`."""
+    import copy
+
+    module = double(copy.deepcopy(model))
+    places = ib.load(model).names.on_disk
+    state = dict(module.state_dict())
+    for n, disk in places.items():
+        state[disk].copy_(w.stored(n).double())
+    with torch.no_grad():
+        return forward(module, inputs)
+
+
+def inputs(w: ib.Weights, n: int = 3, length: int = 9, seed: int = 0) -> dict[str, Tensor]:
+    """A batch of random inputs."""
+    from isobasin.runtime import random_inputs
+
+    each = random_inputs(w, n=n, length=length, seed=seed)
+    batch = {k: torch.cat([one[k] for one in each]) for k in each[0]}
+    if "bool_masked_pos" in batch:
+        batch["bool_masked_pos"][:, :2] = torch.tensor([True, False])
+    return batch
+
+
+def save(name: str, folder: Path, seed: int = 0) -> Path:
+    built(name, seed).save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["model_type"]
+    return folder
