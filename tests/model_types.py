@@ -43,7 +43,7 @@ class ModelType:
     @property
     def config_class(self) -> str:
         stem = self.model.partition("For")[0].removesuffix("Model").removesuffix("LMHead")
-        return f"{stem}Config"
+        return {"Gemma3": "Gemma3TextConfig"}.get(stem, f"{stem}Config")
 
     def build(self, seed: int = 0) -> Any:
         import transformers
@@ -93,6 +93,29 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         tied=(_LM, {}),
         untied=(_LM, _UNTIED | {"num_key_value_heads": 1, "attention_bias": True}),
         classifier=(_CLS, {"num_labels": 5}),
+    ),
+    *_variants(
+        "gemma2",
+        "Gemma2",
+        _RMS | {"head_dim": 6, "query_pre_attn_scalar": 5, "sliding_window": 4},
+        tied=(_LM, {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 3.0}),
+        untied=(_LM, _UNTIED | {"attn_logit_softcapping": None, "num_hidden_layers": 3}),
+    ),
+    *_variants(
+        "gemma3_text",
+        "Gemma3",
+        _RMS | {"head_dim": 6, "query_pre_attn_scalar": 5, "sliding_window": 4},
+        tied=(_LM, {"layer_types": ["sliding_attention", "full_attention"]}),
+        untied=(_LM, _UNTIED | {"num_key_value_heads": 1, "num_hidden_layers": 3}),
+    ),
+    *_variants(
+        "qwen3",
+        "Qwen3",
+        _RMS | {"head_dim": 6},
+        untied=(_LM, {}),
+        tied=(_LM, {"tie_word_embeddings": True, "num_hidden_layers": 3, "num_key_value_heads": 4}),
+        biases=(_LM, {"attention_bias": True}),
+        classifier=(_CLS, {"num_labels": 5, "num_key_value_heads": 1}),
     ),
     *_variants(
         "granite",
@@ -219,7 +242,14 @@ def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 def case(name: str) -> tiny.Case:
     """The configuration as a case of `tiny`."""
     found = next(each for each in MODEL_TYPES if each.name == name)
-    return tiny.Case(name, found.family, found.build, lambda seed: inputs(weights(name), seed=seed))
+
+    def some(seed: int) -> dict[str, Tensor]:
+        batch = inputs(weights(name), seed=seed)
+        if found.model.endswith("ForSequenceClassification"):
+            batch["input_ids"][1, -2:] = found.config.get("pad_token_id", 0)
+        return batch
+
+    return tiny.Case(name, found.family, found.build, some)
 
 
 @cache

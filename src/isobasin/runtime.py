@@ -129,7 +129,8 @@ def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Flo
     if weights.family.own:
         return module(*inputs.values()).flatten(1)
     found = _call(module, inputs)
-    unknown = [name for name, value in found.items() if isinstance(value, Tensor) and name not in OUTPUTS]
+    others = {name for name, value in found.items() if isinstance(value, Tensor)} - {*OUTPUTS, "loss"}
+    unknown = sorted(others)
     if unknown:  # a difference there would not be seen
         raise ArchitectureError(
             f"config.json: a {type(module).__name__} also puts out {', '.join(unknown)}, which is not compared; name a "

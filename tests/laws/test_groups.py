@@ -16,6 +16,7 @@ from isobasin.groups import (
     MonomialGroup,
     Orthogonal,
     OrthogonalFixingOnes,
+    PairSigns,
     Permutation,
     Phases,
     Product,
@@ -43,6 +44,7 @@ def groups(draw: st.DrawFn) -> Group:
     plain = [
         *(MonomialGroup(n, scales) for scales in ("none", "global", "signs", "positive", "nonzero")),
         Trivial(n),
+        PairSigns(2 * n, draw(st.booleans())),
         Orthogonal(n),
         OrthogonalFixingOnes(n),
     ]

@@ -18,6 +18,7 @@ import model_types as mt
 import tiny
 from isobasin.arch import FAMILIES, HeadSpace, Space
 from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
+from isobasin.groups import Orthogonal, Phases, RotaryCommutant
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import normalize
 from isobasin.symmetries.transform import scramble
@@ -142,9 +143,21 @@ def test_one_step_outside_the_group_is_seen(name: str) -> None:
             inside = groups[space.name].sample(seed=2)
             assert error(name, act(flat, {space.name: inside})) <= EXACT, space.name
             assert error(name, act(flat, {space.name: inside}, Undual)) > SEEN, space.name
+            if space.qk_norm:  # behind a norm with gains that differ inside pairs, a phase is no symmetry
+                turn = RotaryCommutant(space.rotary, space.interleaved).sample(space.n_kv_heads, seed=1)
+                turned = replace(groups[space.name].identity(), qk=Phases(turn.u / turn.u.abs(), space.interleaved))  # type: ignore[type-var]
+                assert error(name, act(flat, {space.name: turned})) > SEEN, space.name
             if not space.permutable:
                 swapped = replace(groups[space.name].identity(), kv=torch.arange(space.n_kv_heads).flip(0))  # type: ignore[type-var]
                 assert error(name, act(flat, {space.name: swapped})) > SEEN, space.name
+
+
+@pytest.mark.parametrize("name", ["gemma2-untied", "gemma3_text-untied", "bloom-untied"])
+def test_a_norm_that_writes_the_stream_keeps_it_from_rotating(name: str) -> None:
+    a = mt.weights(name)
+    flat, stream = held(normalize(a).apply(a)), a.arch.stream
+    assert error(name, act(flat, {stream.name: symmetry(a.arch).groups[stream.name].sample(seed=1)})) <= EXACT
+    assert error(name, act(flat, {stream.name: Orthogonal(stream.size).sample(seed=1)})) > SEEN
 
 
 # -- the null space -------------------------------------------------------------------------------------------------
@@ -171,6 +184,12 @@ _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "gemma tied": ("GemmaForCausalLM", _LLAMA, 61),
     "gemma untied": ("GemmaForCausalLM", _LLAMA | _U, 97),
+    "gemma2 tied": ("Gemma2ForCausalLM", _LLAMA, 61),
+    "gemma2 untied": ("Gemma2ForCausalLM", _LLAMA | _U, 69),
+    "gemma3 tied": ("Gemma3ForCausalLM", _LLAMA, 55),
+    "gemma3 untied": ("Gemma3ForCausalLM", _LLAMA | _U, 63),
+    "qwen3 untied": ("Qwen3ForCausalLM", _LLAMA, 91),
+    "qwen3 tied": ("Qwen3ForCausalLM", _LLAMA | {"tie_word_embeddings": True}, 55),
     "granite": ("GraniteForCausalLM", _LLAMA | _PAIR | _U, 98),
     "smollm3": ("SmolLM3ForCausalLM", _LLAMA | _PAIR | _U | {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}, 184),
     "gptj": ("GPTJForCausalLM", _G | {"rotary_dim": 2}, 212),

@@ -14,7 +14,7 @@ from isobasin.alignment.head_linear import Method, align_matrices
 from isobasin.alignment.head_rotary import align_rotary, pair_constants
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
-from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
+from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases, pair_signs
 from isobasin.groups.assignment import GroupedAssignment, assign_grouped
 from isobasin.symmetries.attention import AttentionMatrices, Layout, stacked
 
@@ -162,8 +162,11 @@ def _query_key(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, sta
 
 
 def rotary_element(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: HeadSpace, stage2: Method) -> Phases:
-    """k → k / conj(u): for `orthogonal` only the phase of u, for `none` no turn at all."""
+    """k → k / conj(u): for `orthogonal` only the phase of u, behind a norm its sign, for `none` no turn at all."""
     c = pair_constants(q_a, k_a, q_b, k_b, layout=_layout(heads))
+    if heads.qk_norm:
+        overlap = (c.gamma_q + c.gamma_k).real if stage2 != "none" else torch.ones_like(c.eta_q)
+        return pair_signs(overlap.cpu(), heads.interleaved)
     u = align_rotary(c.eta_q, c.eta_k, c.gamma_q, c.gamma_k).u
     if stage2 == "none":
         u = torch.ones_like(u)

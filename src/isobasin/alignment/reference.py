@@ -89,7 +89,7 @@ class ReferenceMatching(HeadMatcher):
         return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), done
 
     def _rotary(self, q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: HeadSpace) -> Phases:
-        if self.stage2 != "full":
+        if self.stage2 != "full" or heads.qk_norm:
             return rotary_element(q_a, k_a, q_b, k_b, heads, self.stage2)
         layout: Layout = "interleaved" if heads.interleaved else "half"
         c = pair_constants(q_a, k_a, q_b, k_b, layout=layout)

@@ -300,7 +300,8 @@ def _read(arch: Architecture, tensors: Tensors, norm: Norm, z: Tensor) -> Float[
 def _attention(arch: Architecture, heads: HeadSpace, tensors: Tensors, x: Tensor) -> Float[Tensor, "t d"]:
     matrices = attention_matrices(arch, heads, tensors)
     ended = torch.cat([x, torch.ones_like(x[:, :1])], -1)
-    return attend(matrices, ended[:, : matrices.q.shape[-2]], heads)
+    gains = (tensors[heads.q_gain], tensors[heads.k_gain]) if heads.qk_norm else None
+    return attend(matrices, ended[:, : matrices.q.shape[-2]], heads, gains)
 
 
 def _units(arch: Architecture, space: Space, tensors: Tensors, x: Tensor) -> Float[Tensor, "t d"]:

@@ -75,6 +75,8 @@ class HeadSpace:
     """The heads of one attention layer. Patterns name its two faces: `qk` (queries, keys) and `vo` (values, outputs).
 
     `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
+    `qk_norm`: queries and keys of each head pass an RMSNorm before they rotate; all heads share its gains, which are
+    called `q_gain` and `k_gain`. `plus_one`: these gains are stored less 1.
     """
 
     name: str
@@ -84,11 +86,15 @@ class HeadSpace:
     rotary: int = 0
     interleaved: bool = False
     permutable: bool = True
+    qk_norm: bool = False
     layer: int | None = field(default=None, compare=False)
     stack: str = field(default="", compare=False)
     label: str = field(default="heads", compare=False)
     qk: str = field(default="", compare=False)
     vo: str = field(default="", compare=False)
+    q_gain: str = field(default="", compare=False)
+    k_gain: str = field(default="", compare=False)
+    plus_one: bool = field(default=False, compare=False)
     role: ClassVar[SpaceRole] = "heads"
     # Heads move as a whole: none of what a plain space may do to single coordinates.
     rotates: ClassVar[bool] = False
@@ -102,8 +108,10 @@ class HeadSpace:
 
 
 def identity_fields(space: Space | HeadSpace) -> dict[str, Any]:
-    """The fields that tell two spaces apart; where a space lies in its model is not among them."""
-    return {f.name: getattr(space, f.name) for f in fields(space) if f.compare}
+    """The fields that tell two spaces apart; where a space lies in its model is not among them. Nor is a norm that a
+    space does not have: files that were written before there were any stay the same."""
+    found = {f.name: getattr(space, f.name) for f in fields(space) if f.compare}
+    return {name: value for name, value in found.items() if name != "qk_norm" or value}
 
 
 @dataclass(frozen=True)
@@ -299,7 +307,8 @@ class Architecture:
 
     @cached_property
     def _gains_less_one(self) -> frozenset[str]:
-        return frozenset(norm.gain for norm in self.norms.values() if norm.plus_one)
+        heads = (gain for heads in self.heads() if heads.plus_one for gain in (heads.q_gain, heads.k_gain))
+        return frozenset([*(norm.gain for norm in self.norms.values() if norm.plus_one), *heads])
 
     def tied(self, name: str) -> bool:
         return len(self.tensors[name].roles) > 1
@@ -401,7 +410,8 @@ def build(
     every: dict[str, Space | HeadSpace] = {k: replace(s, label=k) for k, s in table.items() if "{i}" not in k}
     by_layer = [heads] * n if isinstance(heads, HeadSpace) else list(heads)
     for i, each in enumerate(by_layer):
-        every[f"heads{i}"] = replace(each, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}")
+        gains = {key: getattr(each, key).replace("{i}", str(i)) for key in ("q_gain", "k_gain")}
+        every[f"heads{i}"] = replace(each, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}", **gains)
     for i in range(n):
         for s in (s for s in spaces if "{i}" in s.name):
             name = s.name.format(i=i)
@@ -414,6 +424,9 @@ def build(
         patterns[f"{module}.bias"] = _bias(pattern, parsed)
     for name, text in per_layer(tensors, n).items():
         patterns[name] = parse(text)
+    for each in by_layer[:1] if by_layer and by_layer[0].qk_norm else ():
+        names = dict.fromkeys((each.q_gain, each.k_gain), f".{each.d_head}")
+        patterns |= {name: parse(text) for name, text in per_layer(names, n).items()}
     for norm in parsed.values():
         patterns[norm.gain] = parse(f"|{norm.space}|")
         if norm.kind == "layer":
@@ -458,6 +471,11 @@ def _validate(arch: Architecture) -> None:
             raise ArchitectureError(
                 f"{heads.n_heads} query heads do not divide over {heads.n_kv_heads} kv heads; "
                 "check num_attention_heads and num_key_value_heads in config.json"
+            )
+        if heads.qk_norm and heads.rotary != heads.d_head:
+            raise ArchitectureError(
+                f"family {arch.family}: norms on queries and keys are supported where all {heads.d_head} columns of a "
+                f"head rotate, here {heads.rotary} do"
             )
     for name, pattern in arch.tensors.items():
         for role in pattern.roles:

@@ -34,6 +34,44 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+# Known model types that have no family here, and why.
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "rwkv"),
+        "a state-space model has no attention, and its symmetries are others",
+    ),
+    **dict.fromkeys(
+        ("jamba", "bamba", "zamba", "zamba2", "qwen3_next", "qwen3_5", "kimi_linear", "granitemoehybrid", "nemotron_h"),
+        "some of its layers are state-space or linear-attention layers, whose symmetries are not derived",
+    ),
+    **dict.fromkeys(
+        ("swin", "swinv2"), "its windows and merged patches have symmetries that are measured but not derived"
+    ),
+    **dict.fromkeys(
+        ("deberta", "deberta-v2"),
+        "its attention reads relative positions through the same projections: not implemented",
+    ),
+    "albert": "one layer is applied several times, so its symmetries are not those of separate layers: not implemented",
+    "electra": "its embeddings enter the stream without a norm on it: not implemented",
+    **dict.fromkeys(
+        ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "dbrx", "llama4", "deepseek_v2", "deepseek_v3"),
+        "mixtures of experts and latent attention are not implemented",
+    ),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "whisper"),
+        "encoder-decoder models are not implemented",
+    ),
+    **dict.fromkeys(
+        ("gemma3", "gemma4", "olmo2", "olmo3", "cohere", "cohere2", "stablelm"),
+        "norms on queries and keys are not implemented",
+    ),
+    **dict.fromkeys(("clip", "siglip", "siglip2"), "models with two towers are not implemented"),
+    **dict.fromkeys(
+        ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paligemma", "mllama", "idefics3"),
+        "multimodal models are not implemented; a folder with the language model alone may be",
+    ),
+}
+
 # Keys by which transformers loads other weights than those of the folder, or changes them.
 _LOADED_ELSEWHERE = {
     "transformers_weights": "rename the file that it names to model.safetensors, and remove the key",
@@ -44,6 +82,8 @@ _LOADED_ELSEWHERE = {
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family a config.json names by its `model_type`."""
     name = config.get("model_type")
+    if isinstance(name, str) and name in REFUSED:
+        raise ArchitectureError(f"config.json: model_type is {name!r}, which is not supported: {REFUSED[name]}")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ArchitectureError(
             f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; "

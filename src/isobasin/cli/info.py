@@ -21,7 +21,7 @@ def info_command(model: Model, json: Json = False) -> None:
     weights = load(model)
     arch, group = weights.arch, symmetry(weights.arch)
     heads = next(iter(arch.heads()))
-    qk, qk_without_rotary = heads_group(heads).qk, heads_group(replace(heads, rotary=0)).qk
+    qk, qk_without_rotary = heads_group(heads).qk, heads_group(_without_positions(heads)).qk
     facts = {
         "family": arch.family,
         "positions": arch.positions,
@@ -56,9 +56,9 @@ def check_command(model: Model, seed: Seed = 0, json: Json = False) -> None:
         "max_error": result.max_error,
         "tolerance": result.tolerance,
         "per_space": dict(result.per_space),
-        "nullity_measured": result.nullity.dim,
+        "nullity_measured": result.nullity.dim if result.nullity else None,
         "nullity_predicted": result.nullity_predicted,
-        "nullity_gap": result.nullity.gap,
+        "nullity_gap": result.nullity.gap if result.nullity else None,
         "ok": result.ok,
     }
     emit(facts, check_lines(facts), json)
@@ -87,8 +87,13 @@ def _without_rotary(arch: "Architecture") -> "Architecture":
     """The same tensors without rotary positions, which make the group smaller."""
     from isobasin.arch import HeadSpace
 
-    spaces = {name: replace(s, rotary=0) if isinstance(s, HeadSpace) else s for name, s in arch.spaces.items()}
+    spaces = {name: _without_positions(s) if isinstance(s, HeadSpace) else s for name, s in arch.spaces.items()}
     return replace(arch, spaces=spaces)
+
+
+def _without_positions(heads: "HeadSpace") -> "HeadSpace":
+    """The heads without rotary positions; behind a norm on queries and keys these make no difference to the group."""
+    return heads if heads.qk_norm else replace(heads, rotary=0)
 
 
 def info_lines(facts: dict[str, Any]) -> list[str]:
@@ -118,11 +123,16 @@ def check_lines(facts: dict[str, Any]) -> list[str]:
     width = max(map(len, facts["per_space"]), default=0)
     spaces = [f"  {name:<{width}}  {error:.1e}" for name, error in facts["per_space"].items()]
     agrees = "=" if facts["nullity_measured"] == facts["nullity_predicted"] else "≠"
+    block = "attention block: nullity not measured, as queries and keys pass norms"
+    if facts["nullity_measured"] is not None:
+        block = (
+            f"attention block: predicted nullity {facts['nullity_predicted']} {agrees} measured "
+            f"{facts['nullity_measured']} (gap {facts['nullity_gap']:.0e})"
+        )
     return [
         "largest change of outputs, relative, by space:",
         *spaces,
         f"largest of all {facts['max_error']:.1e}, allowed {facts['tolerance']:.1e}",
-        f"attention block: predicted nullity {facts['nullity_predicted']} {agrees} measured {facts['nullity_measured']}"
-        f" (gap {facts['nullity_gap']:.0e})",
+        block,
         "ok" if facts["ok"] else "NOT ok: please report this model, its symmetry group is not what isobasin expects",
     ]

@@ -21,7 +21,7 @@ from isobasin.compare.uncertainty import (
     swap_uncertainty,
     ties,
 )
-from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Monomial, Phases
+from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Monomial, Phases, pair_signs
 from isobasin.groups.group import polar
 from isobasin.shapes import Float
 from isobasin.symmetries import symmetry
@@ -172,8 +172,12 @@ def _query_key(m: AttentionMatrices, heads: HeadSpace, least: float, error: floa
         assert isinstance(found, Tensor)
         sizes = torch.stack([x.abs().square().sum(-2) for x in pairs]).sum(0).sqrt()
         full = sizes > least * sizes.amax()
-        phase = torch.where(full & (found != 0), found.conj() / torch.where(found == 0, 1, found.abs()), 1)
-        parts.append(Phases(phase.resolve_conj(), heads.interleaved))
+        if heads.qk_norm:
+            parts.append(pair_signs(found.real, heads.interleaved))
+            found = found.real
+        else:
+            phase = torch.where(full & (found != 0), found.conj() / torch.where(found == 0, 1, found.abs()), 1)
+            parts.append(Phases(phase.resolve_conj(), heads.interleaved))
         weak = torch.where(full, error * sizes / found.abs().clamp_min(1e-300), 0)
         change = min(1.0, float(weak.max()))
     if r < heads.d_head:

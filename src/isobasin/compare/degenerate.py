@@ -136,7 +136,7 @@ def _without_silent_heads(m: AttentionMatrices, heads: HeadSpace) -> tuple[Atten
 
 def _with_sorted_values(m: AttentionMatrices, heads: HeadSpace, least: float) -> tuple[AttentionMatrices, list[str]]:
     """Heads with equal patterns: their joint V Oᵀ by its singular vectors, largest first."""
-    if not heads.permutable or heads.group_size > 1:
+    if not heads.permutable or heads.group_size > 1 or heads.qk_norm:
         return m, []
     v, o, notes = m.v.clone(), m.o.clone(), []
     for family in _connected(_equal_patterns(*_patterns(m, heads), least)):
@@ -181,7 +181,7 @@ def _with_full_rank(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMa
 def _with_reduced_pairs(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMatrices, list[str]]:
     """Rotary pairs with q = 0 or k = 0 set to zero in both."""
     r = heads.rotary
-    if not r:
+    if not r or heads.qk_norm:  # behind a norm every column counts
         return m, []
     first = torch.arange(0, r, 2) if heads.interleaved else torch.arange(r // 2)
     second = first + (1 if heads.interleaved else r // 2)

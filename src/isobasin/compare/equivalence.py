@@ -22,6 +22,7 @@ from isobasin.compare.distance import require_equal
 from isobasin.compare.outputs import (
     CERTAIN_THRESHOLD,
     MAX_ROUNDING,
+    SAME_THRESHOLD,
     WITNESS_THRESHOLD,
     ComparedInput,
     OutputComparison,
@@ -397,14 +398,20 @@ def decide(
     """`same` if the transform fits and there is no witness, `different` if it does not fit and there is one."""
     worst, witness = worst_input(compared), find_witness(compared)
     lost = max(compared, key=lambda c: c.difference)
-    if evidence.fits and witness is None and lost.difference <= MAX_ROUNDING:
+    confirmed = worst.ratio <= SAME_THRESHOLD and lost.difference <= MAX_ROUNDING
+    if evidence.fits and witness is None and (confirmed or _is_identical(evidence)):
         reason = _reason_same(evidence, worst, len(compared), precision)
         return Verdict("same", reason, precision, evidence, worst, len(compared))
     near = sufficient_precision(evidence.worst.excess, precision) if evidence.worst and not evidence.fits else None
     check = witness is None or a.arch.sizes.n_heads != b.arch.sizes.n_heads
     failed = (*failed_conditions(a, "A"), *failed_conditions(b, "B")) if check else ()
     answer: Answer = "undecided" if witness is None or evidence.fits else "different"
-    if witness is None and evidence.fits:
+    if witness is None and evidence.fits and lost.difference <= MAX_ROUNDING:
+        reason = (
+            f"tolerance: an element fits, but outputs differ by {worst.difference:.1e} on an input "
+            f"({worst.probe.label}), where rounding makes {worst.rounding:.1e}: that neither confirms nor refutes it"
+        )
+    elif witness is None and evidence.fits:
         reason = (
             f"an element fits, but outputs differ by {lost.difference:.1e} on an input ({lost.probe.label}): rounding "
             f"of {precision} alone makes {lost.rounding:.1e}, so that nothing is left to compare"
@@ -421,9 +428,14 @@ def decide(
     return Verdict(answer, reason, precision, evidence, worst, len(compared), witness, failed, near)
 
 
+def _is_identical(evidence: TransformEvidence) -> bool:
+    """The same numbers under the same config: no output can differ."""
+    return evidence.kind == "identity" and all(r.distance == 0 for r in evidence.residuals)
+
+
 def _reason_same(evidence: TransformEvidence, outputs: ComparedInput, n_inputs: int, precision: str) -> str:
     assert evidence.worst is not None
-    if evidence.kind == "identity" and all(r.distance == 0 for r in evidence.residuals):
+    if _is_identical(evidence):
         return "the weights are the same numbers"
     how = {"identity": "the weights as they are", "group": "an element of the group"}.get(
         evidence.kind, "an element of a larger group"

@@ -16,6 +16,7 @@ from isobasin.runtime import Inputs, Runner, max_length, output_difference, rand
 from isobasin.weights import Weights
 
 WITNESS_THRESHOLD = 10.0  # multiples of the noise floor of the outputs; measured: copies stay below 3
+SAME_THRESHOLD = 5.0  # the same; above it outputs do not confirm that two models are the same
 CERTAIN_THRESHOLD = 30.0  # the same; above it large unrelated models are not aligned
 MAX_ROUNDING = 0.5  # of outputs, relative to the largest; above it rounding leaves nothing to compare
 PERTURBED_COPIES = 2  # per model

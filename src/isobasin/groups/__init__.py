@@ -5,7 +5,7 @@ from isobasin.groups.heads import Face, Heads, HeadsElement
 from isobasin.groups.linear import GL, Matrix, Orthogonal, OrthogonalFixingOnes
 from isobasin.groups.monomial import Monomial, MonomialGroup, Permutation, SignedPermutation, Trivial
 from isobasin.groups.product import Blocks, Product
-from isobasin.groups.rotary import Phases, RotaryCommutant
+from isobasin.groups.rotary import PairSigns, Phases, RotaryCommutant, pair_signs
 
 __all__ = [
     "GL",
@@ -21,10 +21,12 @@ __all__ = [
     "Orthogonal",
     "OrthogonalFixingOnes",
     "Overlap",
+    "PairSigns",
     "Permutation",
     "Phases",
     "Product",
     "RotaryCommutant",
     "SignedPermutation",
     "Trivial",
+    "pair_signs",
 ]

@@ -51,6 +51,10 @@ class Phases(Element):
         return {"u": self.u}
 
     @property
+    def exact(self) -> bool:
+        return bool(((self.u == 1) | (self.u == -1)).all())
+
+    @property
     def is_identity(self) -> bool:
         return bool((self.u == 1).all())
 
@@ -146,3 +150,51 @@ class RotaryCommutant(Group):
 
     def element(self, tensors: dict[str, Tensor]) -> Phases:
         return Phases(tensors["u"].to(COMPLEX), self.interleaved)
+
+
+@dataclass(frozen=True)
+class PairSigns(Group):
+    """A sign for every rotary pair: what is left of H(n) behind a norm on queries and keys whose gains differ inside
+    pairs."""
+
+    n: int
+    interleaved: bool = False
+    dim = 0
+
+    def __str__(self) -> str:
+        return f"{{±1}}^{self.n // 2}"
+
+    def identity(self, *batch: int) -> Phases:
+        return Phases(torch.ones(*batch, self.n // 2, dtype=COMPLEX), self.interleaved)
+
+    def sample(self, *batch: int, seed: int) -> Phases:
+        u = torch.randint(0, 2, (*batch, self.n // 2), generator=generator(seed)) * 2 - 1
+        return Phases(u.to(COMPLEX), self.interleaved)
+
+    def contains(self, element: Element) -> bool:
+        if not isinstance(element, Phases) or (element.n, element.interleaved) != (self.n, self.interleaved):
+            return False
+        return bool(((element.u == 1) | (element.u == -1)).all())
+
+    def project(self, matrix: Float[Tensor, "*batch n n"]) -> Phases:
+        """The sign of the trace of each 2×2 block."""
+        return pair_signs(RotaryCommutant(self.n, self.interleaved).project(matrix).u.real, self.interleaved)
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Nothing to learn; an empty parameter tells how many heads there are."""
+        return {"none": (0,)}
+
+    def parametrised(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        none = parameters["none"]
+        return {"u": torch.ones(*none.shape[:-1], self.n // 2, dtype=torch.complex64, device=none.device)}
+
+    def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
+        return DifferentiablePhases(tensors["u"], self.interleaved)
+
+    def element(self, tensors: dict[str, Tensor]) -> Phases:
+        return Phases(tensors["u"].to(COMPLEX), self.interleaved)
+
+
+def pair_signs(x: Float[Tensor, "*batch pairs"], interleaved: bool) -> Phases:
+    """The signs of these numbers, 1 for zero."""
+    return Phases(torch.where(x < 0, -1.0, 1.0).to(COMPLEX), interleaved)

@@ -71,13 +71,20 @@ def _with_row(x: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat([x, row], dim=1)
 
 
-def attend(m: AttentionMatrices, x: Float[Tensor, "t rows"], heads: HeadSpace) -> Float[Tensor, "t d"]:
+def attend(
+    m: AttentionMatrices, x: Float[Tensor, "t rows"], heads: HeadSpace, gains: tuple[Tensor, Tensor] | None = None
+) -> Float[Tensor, "t d"]:
     """What the layer adds to the stream for inputs x (ended by a column of ones where there are biases), in float64.
+
+    `gains` are those of the norms on queries and keys, where there are any.
 
     Rotary angles and ALiBi slopes are generic ones: a symmetry holds for all of them or is none.
     """
     share = heads.group_size
     q, k, v = (torch.einsum("td,hdn->htn", x, w) for w in (m.q, m.k, m.v))
+    if gains is not None:
+        roots = (y.square().mean(-1, keepdim=True).clamp(min=1e-300).sqrt() for y in (q, k))
+        q, k = (y / root * gain for y, root, gain in zip((q, k), roots, gains))
     k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
     if heads.rotary:
         q, k = _turned(q, heads), _turned(k, heads)

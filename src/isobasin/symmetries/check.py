@@ -26,8 +26,8 @@ class Check:
 
     per_space: Mapping[str, float]
     tolerance: float
-    nullity: Nullity
-    nullity_predicted: int
+    nullity: Nullity | None  # None: norms on queries and keys, which the small attention block does not have
+    nullity_predicted: int | None
 
     @property
     def max_error(self) -> float:
@@ -35,7 +35,8 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        return self.max_error <= self.tolerance and self.nullity.agrees_with(self.nullity_predicted)
+        complete = self.nullity is None or self.nullity.agrees_with(self.nullity_predicted or 0)
+        return self.max_error <= self.tolerance and complete
 
 
 def check(weights: Weights, *, seed: int = 0) -> Check:
@@ -47,8 +48,11 @@ def check(weights: Weights, *, seed: int = 0) -> Check:
         label: output_difference(before, outputs(part.apply(weights), inputs))
         for label, part in _parts(drawn, weights).items()
     }
+    tolerance = TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers
+    if any(heads.qk_norm for heads in weights.arch.heads()):
+        return Check(per_space, tolerance, None, None)
     predicted, measured = attention_nullity(weights, seed=seed)
-    return Check(per_space, TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers, measured, predicted)
+    return Check(per_space, tolerance, measured, predicted)
 
 
 def require_same_outputs(before: Weights, after: Weights, *, seed: int = 0) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import HeadSpace
-from isobasin.groups import GL, Blocks, Element, HeadsElement, Phases
+from isobasin.groups import GL, Blocks, Element, HeadsElement, PairSigns, Phases
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, rotary_pairs, stacked
 
@@ -31,6 +31,8 @@ def _query_key_balancing(m: AttentionMatrices, heads: HeadSpace, least: float) -
     """How keys move: a positive number for every rotary pair, a matrix for the other columns."""
     q, k, r = stacked(m.q, heads), m.k, heads.rotary
     parts: list[Element] = []
+    if heads.qk_norm:
+        return PairSigns(r, heads.interleaved).identity(heads.n_kv_heads)
     if r:
         sizes = [rotary_pairs(x[..., :r], heads).abs().square().sum(-2).sqrt() for x in (q, k)]
         scale = _pair_scale(sizes[0], sizes[1], least)

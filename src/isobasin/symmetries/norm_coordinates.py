@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, Axis, Linear, Norm, Term, gain_is_free
+from isobasin.arch import Architecture, Axis, HeadSpace, Linear, Norm, Term, gain_is_free
 from isobasin.errors import TransformError
 from isobasin.groups.group import signs, spread
 from isobasin.symmetries.action import Action
@@ -250,3 +250,60 @@ def norm_coordinates(arch: Architecture) -> list[NormCoordinate]:
             size = arch.term_size(Term(norm.space))
             found.append(NormCoordinate(norm, size, readers, skip_bias, gain, shift))
     return found
+
+
+@dataclass(frozen=True)
+class QueryKeyGains(Coordinate):
+    """Gains of the norms on queries and keys: a factor that one has and the other lacks, one for each rotary pair.
+
+    A score is a sum over pairs of γ_q γ_k times something that rotates, so γ_q c and γ_k / c are the same. The value is
+    half the logarithm of |γ_q| / |γ_k| for each pair.
+    """
+
+    heads: HeadSpace
+    stage = Stage.VALUE
+    smallest_sample = 0.3
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"gains:{self.heads.name}"
+
+    @property
+    def dim(self) -> int:
+        return self.heads.rotary // 2
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.heads.rotary // 2,),)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.heads.q_gain, self.heads.k_gain})
+
+    def usable(self, tensors: Tensors) -> bool:
+        return all(bool((self._sizes(tensors[name]) > 0).all()) for name in self.touches)
+
+    def read(self, tensors: Tensors) -> Tensor:
+        q, k = (self._sizes(tensors[name].double()) for name in (self.heads.q_gain, self.heads.k_gain))
+        return (q / k).log() / 2
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        return value
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        def factor(t: Tensors) -> Tensor:
+            step = (value.to(t[self.heads.q_gain].device) - self.read(t)).exp()
+            return step.repeat_interleave(2) if self.heads.interleaved else step.repeat(2)
+
+        return {
+            self.heads.q_gain: lambda t: t[self.heads.q_gain] * factor(t),
+            self.heads.k_gain: lambda t: t[self.heads.k_gain] / factor(t),
+        }
+
+    def _sizes(self, gain: Tensor) -> Tensor:
+        pairs = gain.unflatten(0, (-1, 2)).mT if self.heads.interleaved else gain.unflatten(0, (2, -1))
+        return pairs.square().sum(0).sqrt()
+
+
+def query_key_gains(arch: Architecture) -> list[QueryKeyGains]:
+    return [QueryKeyGains(heads) for heads in arch.heads() if heads.qk_norm]

@@ -15,6 +15,7 @@ from isobasin.groups import (
     MonomialGroup,
     Orthogonal,
     OrthogonalFixingOnes,
+    PairSigns,
     Product,
     RotaryCommutant,
     Trivial,
@@ -23,7 +24,7 @@ from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, value_b
 from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.hidden_coordinates import hidden_columns
 from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, writer_means
-from isobasin.symmetries.norm_coordinates import norm_coordinates
+from isobasin.symmetries.norm_coordinates import norm_coordinates, query_key_gains
 
 # Which spaces a scope lets move. A scope other than `model` holds the stream fixed.
 SCOPES = ("first-attention", "all-attention", "first-block", "model")
@@ -149,6 +150,7 @@ def coordinates(arch: Architecture) -> dict[str, Coordinate]:
         *hidden_columns(arch),
         *key_biases(arch),
         *value_biases(arch),
+        *query_key_gains(arch),
         *sum_shares(arch),
         *writer_means(arch),
     ]
@@ -204,7 +206,10 @@ def group_of(space: Space | HeadSpace) -> Group:
 
 
 def _qk_group(space: HeadSpace) -> Group:
-    """Rotary columns leave H, the others GL: the paper's central claim, and both side by side where partial."""
+    """Rotary columns leave H, the others GL: the paper's central claim, and both side by side where partial. Behind a
+    norm on queries and keys, signs are left."""
+    if space.qk_norm:
+        return PairSigns(space.rotary, space.interleaved)
     rotary = RotaryCommutant(space.rotary, space.interleaved) if space.rotary else None
     plain = GL(space.d_head - space.rotary) if space.rotary < space.d_head else None
     if rotary and plain:

@@ -1,11 +1,15 @@
-"""Gemma: Llama with gains stored less 1, scaled embeddings and a tied head."""
+"""Gemma and Gemma 2: Llama with gains stored less 1, scaled embeddings and a tied head.
+
+Gemma 2 has norms behind each sublayer too. Their gains act on coordinates of the stream, which can not rotate.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
+from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, FEED_FORWARD, gated_decoder
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, BiasFlag, Family
 
 
 def gemma(config: Mapping[str, Any]) -> Architecture:
@@ -13,7 +17,122 @@ def gemma(config: Mapping[str, Any]) -> Architecture:
     return gated_decoder(config, ATTENTION | FEED_FORWARD, defaults=defaults, tied_default=True, plus_one=True)
 
 
+def gemma2(config: Mapping[str, Any]) -> Architecture:
+    defaults = {"head_dim": 256, "num_key_value_heads": 4}
+    return gated_decoder(
+        config, ATTENTION | FEED_FORWARD, defaults=defaults, tied_default=True, plus_one=True, norms=_SANDWICH
+    )
+
+
+def gemma3(config: Mapping[str, Any]) -> Architecture:
+    """Gemma 2 with norms on queries and keys, and with two sets of rotary angles."""
+    defaults = {"head_dim": 256, "num_key_value_heads": 4}
+    return gated_decoder(
+        config,
+        ATTENTION | FEED_FORWARD,
+        defaults=defaults,
+        tied_default=True,
+        plus_one=True,
+        norms=_SANDWICH,
+        qk_norm=True,
+        rotary=_two_rotary(Fields(config)),
+    )
+
+
+def _two_rotary(c: Fields) -> dict[str, Any]:
+    """Rotary positions of full and of sliding attention; older configs have them in three keys, and `rope_scaling`
+    changes those of full attention."""
+    table = c.table("rope_parameters")
+    full = table.get("full_attention") or {"rope_theta": c.config.get("rope_theta", 1e6)}
+    sliding = table.get("sliding_attention") or {"rope_theta": c.config.get("rope_local_base_freq", 10000.0)}
+    return {"full": _rotary({**full, **c.table("rope_scaling")}), "sliding": _rotary(sliding)}
+
+
+def _rotary(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers reads of a table: of the default type, the base alone."""
+    plain = table.get("rope_type", "default") == "default"
+    return {"rope_type": "default", "rope_theta": table.get("rope_theta")} if plain else dict(table)
+
+
+_SANDWICH = {
+    "a{i}": "rms(resid, model.layers.{i}.input_layernorm, plus_one)",
+    "b{i}": "rms(resid, model.layers.{i}.post_attention_layernorm, plus_one)",
+    "m{i}": "rms(resid, model.layers.{i}.pre_feedforward_layernorm, plus_one)",
+    "n{i}": "rms(resid, model.layers.{i}.post_feedforward_layernorm, plus_one)",
+}
+
+
+def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sliding window of each layer; by default every second layer has one, from the first on."""
+    window, types = config.get("sliding_window", 4096), config.get("layer_types")
+    if types is None:
+        types = ["full_attention" if (i + 1) % 2 == 0 else "sliding_attention" for i in range(_layers(config))]
+    return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}
+
+
+def _many_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same; by default all layers but every sixth have one."""
+    window, types = config.get("sliding_window", 4096), config.get("layer_types")
+    if types is None:
+        every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+        types = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(_layers(config))]
+    return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    return Fields(config).size("num_hidden_layers")
+
+
+_GEMMA_BIASES = (
+    BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
+    BiasFlag("", False, r"\bmlp\.\w+\.bias$"),
+)
+
 FAMILIES = (
+    Family(
+        "gemma3_text",
+        gemma3,
+        "Gemma3ForCausalLM",
+        prefix="model.",
+        settings={
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+            "query_pre_attn_scalar": 256,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+        },
+        rare_settings=CAUSAL | {"use_bidirectional_attention": False},
+        derived_settings=_many_windows,
+        head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
+        bias_flags=_GEMMA_BIASES,
+        example=(
+            "Gemma 3 1B",
+            {"hidden_size": 1152, "num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 26}
+            | {"intermediate_size": 6912, "vocab_size": 262144, "head_dim": 256},
+        ),
+    ),
+    Family(
+        "gemma2",
+        gemma2,
+        "Gemma2ForCausalLM",
+        prefix="model.",
+        settings={
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+            "query_pre_attn_scalar": 256,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+        },
+        rare_settings=CAUSAL | {"use_bidirectional_attention": None},
+        derived_settings=_windows,
+        head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
+        bias_flags=_GEMMA_BIASES,
+        example=(
+            "Gemma 2 2B",
+            {"hidden_size": 2304, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 26}
+            | {"intermediate_size": 9216, "vocab_size": 256000, "head_dim": 256},
+        ),
+    ),
     Family(
         "gemma",
         gemma,
@@ -21,11 +140,8 @@ FAMILIES = (
         prefix="model.",
         settings={"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6},
         rare_settings=CAUSAL | {"use_bidirectional_attention": None},
-        head_settings=LAST_TOKEN,
-        bias_flags=(
-            BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
-            BiasFlag("", False, r"\bmlp\.\w+\.bias$"),
-        ),
+        head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
+        bias_flags=_GEMMA_BIASES,
         example=(
             "Gemma 2B",
             {"hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 1, "num_hidden_layers": 18}

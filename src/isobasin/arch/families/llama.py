@@ -1,6 +1,7 @@
 """Llama, Mistral, Granite, SmolLM3: rotary positions, RMSNorm, grouped queries, gated feed-forward."""
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind
@@ -37,12 +38,17 @@ def gated_decoder(
     plus_one: bool = False,
     without_positions: Container[int] = (),
     rope_theta: float = 10000.0,
+    norms: Mapping[str, str] | None = None,
+    qk_norm: bool = False,
+    rotary: Mapping[str, Any] | None = None,
 ) -> Architecture:
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
     Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs.
     `defaults` are sizes that transformers takes where a config has none. `without_positions` are layers whose heads do
-    not rotate at all; `plus_one`: gains are stored less 1.
+    not rotate at all; `plus_one`: gains are stored less 1. `norms` are those of a layer where they are not Llama's; one
+    that no weight reads stands behind a sublayer, and its gain keeps the stream from rotating. `qk_norm`: norms on
+    queries and keys. `rotary` is what a config says of rotary positions, where it says it in another way.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
@@ -53,27 +59,31 @@ def gated_decoder(
     columns = c.rotary_columns(d_head, "partial_rotary_factor", 1.0) if partial_rotary else d_head
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
     word = ", plus_one" if plus_one else ""
+    heads = HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, qk_norm=qk_norm, plus_one=plus_one)
+    if qk_norm:
+        layer_names = "model.layers.{i}.self_attn"
+        heads = replace(heads, q_gain=f"{layer_names}.q_norm.weight", k_gain=f"{layer_names}.k_norm.weight")
+    usual_norms = {
+        "a{i}": f"rms(resid, model.layers.{{i}}.input_layernorm{word})",
+        "m{i}": f"rms(resid, model.layers.{{i}}.post_attention_layernorm{word})",
+    }
     return build(
         family=c.word("model_type", "llama"),
         positions="rope",
         sizes=sizes,
         spaces=[
-            Space("resid", d, stream_kind("rms", tied=head.tied, bare=head.bare), stream=True),
+            Space("resid", d, stream_kind("rms", tied=head.tied or norms is not None, bare=head.bare), stream=True),
             Space("ff{i}", d_ff, "scaled"),
         ],
         heads=[
-            HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, 0 if i in without_positions else columns)
+            replace(heads, rotary=0) if i in without_positions else replace(heads, rotary=columns)
             for i in range(sizes.n_layers)
         ],
-        norms={
-            "a{i}": f"rms(resid, model.layers.{{i}}.input_layernorm{word})",
-            "m{i}": f"rms(resid, model.layers.{{i}}.post_attention_layernorm{word})",
-            "f": f"rms(resid, model.norm{head.exposed}{word})",
-        },
+        norms=dict(norms or usual_norms) | {"f": f"rms(resid, model.norm{head.exposed}{word})"},
         modules=dict(layer) | head.modules,
         tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"},
         aliases=head.aliases,
-        rotary=c.rotary(default=rope_theta),
+        rotary=c.rotary(default=rope_theta) if rotary is None else rotary,
     )
 
 

@@ -1,9 +1,10 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values. Qwen3: norms on queries and keys instead."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from isobasin.arch.families.llama import llama
+from isobasin.arch.architecture import Architecture
+from isobasin.arch.families.llama import ATTENTION, FEED_FORWARD, gated_decoder, llama
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 
 
@@ -20,7 +21,31 @@ def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding windows": windows} if any(windows) else none
 
 
+def qwen3(config: Mapping[str, Any]) -> Architecture:
+    defaults = {"head_dim": 128, "num_key_value_heads": 32}
+    return gated_decoder(config, ATTENTION | FEED_FORWARD, defaults=defaults, qk_norm=True)
+
+
 FAMILIES = (
+    Family(
+        "qwen3",
+        qwen3,
+        "Qwen3ForCausalLM",
+        prefix="model.",
+        settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False},
+        rare_settings=CAUSAL,
+        derived_settings=_windows,
+        head_settings=LAST_TOKEN,
+        bias_flags=(
+            BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
+            BiasFlag("", False, r"\bmlp\.\w+\.bias$"),
+        ),
+        example=(
+            "Qwen3 8B",
+            {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 36}
+            | {"intermediate_size": 12288, "vocab_size": 151936, "head_dim": 128},
+        ),
+    ),
     Family(
         "qwen2",
         llama,
