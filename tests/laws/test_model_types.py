@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,9 @@ import isobasin as ib
 import model_types as mt
 import tiny
 from isobasin.arch import FAMILIES, HeadSpace, Space
+from isobasin.arch.registry import REFUSED
 from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
+from isobasin.config_keys import differing_settings
 from isobasin.groups import Orthogonal, Phases, RotaryCommutant
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import normalize
@@ -103,6 +106,13 @@ def test_a_planted_element_is_found_again(name: str) -> None:
     assert error(name, found.transform.apply(b)) <= EXACT
 
 
+@pytest.mark.parametrize("name", ["falcon-groups", "gptj-tied", "gpt_neo-tied"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_sign_of_the_stream_is_found_whatever_constants_readers_hold(name: str, seed: int) -> None:
+    a = mt.weights(name)
+    assert ib.align(held(scramble(a, seed=seed).apply(a)), to=a).distance_after <= 1e-5
+
+
 @some
 def test_a_copy_is_the_same_and_a_changed_matrix_is_different(name: str) -> None:
     a = mt.weights(name)
@@ -158,6 +168,44 @@ def test_a_norm_that_writes_the_stream_keeps_it_from_rotating(name: str) -> None
     flat, stream = held(normalize(a).apply(a)), a.arch.stream
     assert error(name, act(flat, {stream.name: symmetry(a.arch).groups[stream.name].sample(seed=1)})) <= EXACT
     assert error(name, act(flat, {stream.name: Orthogonal(stream.size).sample(seed=1)})) > SEEN
+
+
+# -- configs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "alias"),
+    [
+        ("bloom-tied", "n_head", "num_attention_heads"),
+        ("bloom-tied", "hidden_size", "n_embed"),
+        ("gpt_neo-tied", "num_heads", "num_attention_heads"),
+        ("distilbert-masked-lm", "dim", "hidden_size"),
+        ("gptj-untied", "n_layer", "num_hidden_layers"),
+    ],
+)
+def test_another_name_of_a_key_is_read(name: str, key: str, alias: str) -> None:
+    a = mt.weights(name)
+    config = {k: v for k, v in a.config.items() if k != key} | {alias: a.config[key]}
+    b = ib.load(mt.built(name).state_dict(), config)
+    assert b.arch.spaces == a.arch.spaces
+    assert not differing_settings(a, b)
+
+
+def test_known_model_types_are_refused_with_the_reason() -> None:
+    for name, reason in REFUSED.items():
+        with pytest.raises(ib.IsobasinError, match=re.escape(reason)):
+            ib.load({}, {"model_type": name})
+    assert not REFUSED.keys() & FAMILIES.keys()
+    with pytest.raises(ib.IsobasinError, match="expected one of gpt2, bert"):
+        ib.load({}, {"model_type": "no such type"})
+
+
+def test_keys_that_change_what_transformers_computes_count_or_are_refused() -> None:
+    bloom, neo = mt.weights("bloom-tied"), mt.weights("gpt_neo-tied")
+    with pytest.raises(ib.IsobasinError, match="slow_but_exact with pretraining_tp"):
+        ib.load(mt.built("bloom-tied").state_dict(), {**bloom.config, "slow_but_exact": True, "pretraining_tp": 2})
+    layers = {**neo.config, "attention_layers": ["global", "global"]}
+    assert "attention_layers" in differing_settings(neo, ib.load(mt.built("gpt_neo-tied").state_dict(), layers))
 
 
 # -- the null space -------------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ NEUTRAL_KEYS = frozenset(
         *("return_dict", "return_dict_in_generate", "torchscript", "chunk_size_feed_forward", "pretraining_tp"),
         *("gradient_checkpointing", "initializer_range", "initializer_factor", "problem_type", "task_specific_params"),
         *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "hidden_dropout_prob"),
-        *("attention_probs_dropout_prob", "classifier_dropout", "summary_first_dropout", "dropout"),
+        *("attention_probs_dropout_prob", "classifier_dropout", "summary_first_dropout", "dropout", "layerdrop"),
+        *("residual_dropout", "embedding_dropout", "resid_dropout", "embed_dropout", "emb_pdrop", "qa_dropout"),
+        *("seq_classif_dropout", "init_std"),
         *("id2label", "label2id", "num_labels", "_num_labels", "tie_word_embeddings", "tie_encoder_decoder"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id"),
         *("unk_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"),
@@ -86,6 +88,29 @@ class _RecordedConfig(Mapping[str, Any]):
         return len(self._config)
 
 
+class _Resolved(Mapping[str, Any]):
+    """A config in which a key that is absent or null has the value of another name of it."""
+
+    def __init__(self, config: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        self._config = config
+        self._names: dict[str, list[str]] = {}
+        for alias, key in aliases.items():
+            self._names.setdefault(key, []).append(alias)
+
+    def __getitem__(self, key: str) -> Any:
+        if self._config.get(key) is None:
+            for alias in self._names.get(key, ()):
+                if self._config.get(alias) is not None:
+                    return self._config[alias]
+        return self._config[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._config)
+
+    def __len__(self) -> int:
+        return len(self._config)
+
+
 @dataclass(frozen=True)
 class BiasFlag:
     """A config key that says whether there are biases, its default, and a pattern of their names."""
@@ -137,6 +162,10 @@ class Family:
         """Whether this is the project's own Transformer, which transformers does not know."""
         return not self.model_class
 
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """The architecture of a config, whose keys may go by their other names."""
+        return self.describe(_Resolved(config, self.aliases) if self.aliases else config)
+
     def settings_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The value of every setting. A null is a value of its own: `sliding_window: null` means no window."""
         defaults = dict(self.settings) | self._other_settings(config)
@@ -151,9 +180,9 @@ class Family:
     def known_keys(self, config: Mapping[str, Any]) -> frozenset[str]:
         """The keys that the description or the settings read, and those that change no output of any model."""
         recorded = _RecordedConfig(config)
-        self.describe(recorded)
+        self.architecture(recorded)
         self.settings_of(recorded)
-        return frozenset(recorded.read) | NEUTRAL_KEYS | SHAPE_KEYS | frozenset(self.ignored)
+        return frozenset(recorded.read) | NEUTRAL_KEYS | SHAPE_KEYS | frozenset(self.ignored) | frozenset(self.aliases)
 
     def _other_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         name = Fields(config).architecture or self.model_class
@@ -163,4 +192,4 @@ class Family:
     def example_architecture(self) -> Architecture:
         """The architecture of the well-known model."""
         classes = {"architectures": [self.model_class]} if self.model_class else {}
-        return self.describe({"model_type": self.name, **classes, **self.example[1]})
+        return self.architecture({"model_type": self.name, **classes, **self.example[1]})

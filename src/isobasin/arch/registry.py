@@ -105,7 +105,7 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     family = family_of(config)
     _check_depth(config, len(shapes))
     _check_loading(family, config)
-    arch = family.describe(config)
+    arch = family.architecture(config)
     names = resolve(family, arch, shapes)
     _check_biases(family, config, names.on_disk)
     bound = arch.bind({name: shapes[disk] for name, disk in names.on_disk.items()})

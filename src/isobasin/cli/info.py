@@ -79,7 +79,8 @@ def families_command(json: Json = False) -> None:
         }
         formula = Symmetry(arch, groups, {}).formula
         rows.append({"family": name, "positions": arch.positions, "example": family.example[0], "group": formula})
-    lines = [f"{row['family']:<9} {row['positions']:<8} {row['example']:<18} {row['group']}" for row in rows]
+    widths = {key: max(len(row[key]) for row in rows) for key in ("family", "positions", "example")}
+    lines = [" ".join([*(f"{row[key]:<{n}}" for key, n in widths.items()), row["group"]]) for row in rows]
     emit({"families": rows}, lines, json)
 
 

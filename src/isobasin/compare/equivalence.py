@@ -40,7 +40,7 @@ from isobasin.config_keys import differing_settings
 from isobasin.errors import ArchitectureError, TransformError
 from isobasin.groups import Element
 from isobasin.rounding import dtype_named, perturbed, rounding_units
-from isobasin.runtime import image_shape
+from isobasin.runtime import image_shape, vocabulary_size
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
@@ -55,8 +55,6 @@ REFINING_SWEEPS = 10
 MAX_IMBALANCE = 100.0  # between the factors of a head
 REFITS = 8  # transforms of perturbed models, for the uncertainty of the transform
 UNRELATED = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
-_TOKEN_SETTINGS = (("vocabulary", ("vocab_size", "d_vocab")),)
-_IMAGE_SETTINGS = (("image size", ("image_size",)), ("channels", ("num_channels", "n_channels")))
 Answer = Literal["same", "different", "undecided"]
 Kind = Literal["identity", "group", "larger group", "none"]
 
@@ -331,9 +329,8 @@ def _check_same_task(a: Weights, b: Weights) -> None:
     """Raise unless both models map the same inputs to the same kind of output."""
     remedy = "only models that map the same inputs to the same outputs can be compared"
     require_equal("family", a.arch.family, b.arch.family, remedy=remedy)
-    for what, keys in _TOKEN_SETTINGS if image_shape(a) is None else _IMAGE_SETTINGS:
-        found = [next((w.config[k] for k in keys if w.config.get(k) is not None), None) for w in (a, b)]
-        require_equal(what, *found, remedy=remedy)
+    require_equal("image size", *(_image_text(w) for w in (a, b)), remedy=remedy)
+    require_equal("vocabulary", *(vocabulary_size(w) for w in (a, b)), remedy=remedy)
     require_equal("class", _output_class(a), _output_class(b), remedy=remedy)
     if _output_class(a) in a.family.optional_pooler:
         pooler = [any("pooler" in name for name in w) for w in (a, b)]
@@ -342,6 +339,11 @@ def _check_same_task(a: Weights, b: Weights) -> None:
         sizes = [_open_sizes(w, name) for w in (a, b)]
         if None not in sizes:
             require_equal(f"tensor {name}: open axes", *sizes, remedy=remedy)
+
+
+def _image_text(weights: Weights) -> str:
+    """Channels, height and width of the images that the model reads; empty for a model of tokens."""
+    return "×".join(map(str, image_shape(weights) or ()))
 
 
 def _output_class(weights: Weights) -> str:

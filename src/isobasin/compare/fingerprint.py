@@ -21,13 +21,13 @@ from torch import Tensor
 
 from isobasin.arch import Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
-from isobasin.compare.stream_frame import fixed_numbers, holding_constants, stream_rows
+from isobasin.compare.stream_frame import fixed_numbers, stream_rows
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
-from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
+from isobasin.symmetries.normal_form import MOVES, NormalForm, holding_constants, unit_rows
 from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
@@ -245,7 +245,7 @@ class _Sketch:
     @staticmethod
     def of(model: NormalForm) -> "_Sketch":
         """From every table among embeddings and head, with about the same weight whatever its size."""
-        found, heights, holding = [], [], holding_constants(model)
+        found, heights, holding = [], [], holding_constants(model.arch)
         constants: dict[str, Tensor] = {}
         for name, rows in stream_rows(model, model.arch.stream.name):
             if name in holding:
@@ -263,7 +263,7 @@ class _Sketch:
 
 def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -> AttentionMatrices:
     """Q, K and V with such constants as their last row, where a bias would be."""
-    if holding_constants(model).isdisjoint(name for name, *_ in model.arch.carriers(heads.qk)):
+    if holding_constants(model.arch).isdisjoint(name for name, *_ in model.arch.carriers(heads.qk)):
         return m
     q, k, v = (torch.cat([x - x.mean(1, keepdim=True), x.sum(1, keepdim=True)], 1) for x in (m.q, m.k, m.v))
     return AttentionMatrices(q, k, v, m.o)
@@ -302,7 +302,7 @@ def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _S
     """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
-    gated, stream, holding = False, model.arch.stream, holding_constants(model)
+    gated, stream, holding = False, model.arch.stream, holding_constants(model.arch)
     for name, rows, move in unit_rows(model.arch, space.name, tensors):
         on_stream = any(word.terms and model.arch.space_of(word.terms[0]) == stream for word in _axes(model, name))
         vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
@@ -324,7 +324,7 @@ def _axes(model: NormalForm, name: str) -> tuple[Axis, ...]:
 
 def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _Sketch) -> Iterator[Tensor]:
     """Biases, shifts and gains on the stream, matrices from the stream to itself, and tensors on no space at all."""
-    holding = holding_constants(model)
+    holding = holding_constants(model.arch)
     for name, tensor in tensors.items():
         if tensor.dim() == 1 and name in holding:  # the shift of such a norm is the all-ones vector in every model
             continue

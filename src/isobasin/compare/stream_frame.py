@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, Axis, HeadSpace, Space
+from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.compare.uncertainty import Doubt, large_doubts, noise_of, rotation_uncertainty, swap_uncertainty, ties
 from isobasin.groups import Element, Monomial
 from isobasin.shapes import Float
 from isobasin.symmetries import group_of
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attention_matrices
-from isobasin.symmetries.normal_form import NormalForm, norms_without_bias, unit_rows
+from isobasin.symmetries.normal_form import NormalForm, holding_constants, stream_axis, unit_rows
 
 TABLE_ROWS = 4096  # rows of a table that are processed at once
 RANK_THRESHOLD = 1e-8  # smallest eigenvalue of XᵀX relative to the largest, below which layers contribute to the frame
@@ -36,27 +36,12 @@ class Frame:
     doubts: tuple[Doubt, ...] = ()
 
 
-def holding_constants(model: NormalForm) -> frozenset[str]:
-    """Readers without a bias, which hold a constant along the all-ones vector, and the shifts of their norms: where the
-    stream has a sign, that component does not change with it, unlike the others."""
-    if model.arch.stream.kind != "permutation±":
-        return frozenset()
-    norms = norms_without_bias(model.arch).values()
-    readers = {reader.weight for norm in norms for reader in norm.readers if reader.bias is None}
-    return frozenset(readers | {norm.norm.shift for norm in norms})
-
-
 def in_frame(model: NormalForm, frame: Action, name: str, tensor: Tensor) -> Tensor:
     """A tensor moved by the element of the stream; constants along the all-ones vector keep their sign."""
     moved = frame.tensor(name, tensor)
-    if frame.ones_factor(model.arch.stream.name) > 0 or name not in holding_constants(model):
+    if frame.ones_factor(model.arch.stream.name) > 0 or name not in holding_constants(model.arch):
         return moved
-    axis = next(k for k, word in enumerate(model.arch.tensors[name].roles[0].axes) if _lies_on_stream(model, word))
-    return moved - 2 * moved.mean(axis, keepdim=True)
-
-
-def _lies_on_stream(model: NormalForm, word: Axis) -> bool:
-    return bool(word.terms) and model.arch.space_of(word.terms[0]) == model.arch.stream
+    return moved - 2 * moved.mean(stream_axis(model.arch, name), keepdim=True)
 
 
 def fixed_numbers(label: str, *shape: int) -> Tensor:

@@ -18,7 +18,7 @@ Behind folded gains and with biases everywhere the free coordinates of the two a
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -131,7 +131,13 @@ class NormalForm:
 
     def read(self, name: str) -> Tensor:
         """One folded tensor."""
-        return self._folded[name].to(self.device, self.dtype)
+        return self._without_constant(name, self._folded[name].to(self.device, self.dtype))
+
+    def _without_constant(self, name: str, tensor: Tensor) -> Tensor:
+        """For alignment, without constants that a sign of the stream leaves as they are."""
+        if self.convention == "comparison" or name not in holding_constants(self.arch) or self.arch.tied(name):
+            return tensor
+        return tensor - tensor.mean(stream_axis(self.arch, name), keepdim=True)
 
     def folded(self, space: str) -> dict[str, Tensor]:
         """The tensors of a block, folded but not balanced."""
@@ -174,7 +180,7 @@ class NormalForm:
         for name in self.blocks[space]:
             for part in slices(self.weights, self.part, name):
                 flat = self.transform.apply(part, device=self.device)
-                yield {name: flat[name].to(self.device, self.dtype)}
+                yield {name: self._without_constant(name, flat[name].to(self.device, self.dtype))}
 
     def balance(self, space: str) -> Element:
         """The element that balanced a space."""
@@ -224,6 +230,23 @@ def norms_without_bias(arch: Architecture) -> dict[str, NormCoordinate]:
     """Gains and shifts of norms with a reader that has no bias."""
     coordinates = symmetry(arch).coordinates.items()
     return {name: c for name, c in coordinates if isinstance(c, NormCoordinate) and c.lacks_bias}
+
+
+@lru_cache(maxsize=16)
+def holding_constants(arch: Architecture) -> frozenset[str]:
+    """Readers without a bias, which hold a constant along the all-ones vector, and the shifts of their norms: where the
+    stream has a sign, that component does not change with it, unlike the others."""
+    if arch.stream.kind != "permutation±":
+        return frozenset()
+    norms = norms_without_bias(arch).values()
+    readers = {reader.weight for norm in norms for reader in norm.readers if reader.bias is None}
+    return frozenset(readers | {norm.norm.shift for norm in norms})
+
+
+def stream_axis(arch: Architecture, name: str) -> int:
+    """The axis of a tensor that lies on the stream, or reads it through a norm."""
+    axes = arch.tensors[name].roles[0].axes
+    return next(k for k, word in enumerate(axes) if word.terms and arch.space_of(word.terms[0]) == arch.stream)
 
 
 def with_unit_shift(weights: Weights) -> Weights:

@@ -232,14 +232,16 @@ def _sums(names: EncoderNames, tied: bool, has_types: bool) -> tuple[Sum, ...]:
 _RARE = {"is_decoder": False, "is_causal": False}
 _BASE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
 
+# Checkpoints converted from TensorFlow call gain and shift of a LayerNorm gamma and beta.
+_FROM_TENSORFLOW = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
+
 FAMILIES = (
     Family(
         "bert",
         bert,
         "BertForMaskedLM",
         prefix="bert.",
-        # Checkpoints converted from TensorFlow call gain and shift of a LayerNorm gamma and beta.
-        spellings=((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias")),
+        spellings=_FROM_TENSORFLOW,
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
         rare_settings=_RARE,
         inputs=ModelInputs(token_types=True, bidirectional=True),
@@ -252,6 +254,7 @@ FAMILIES = (
             roberta,
             f"{kind}ForMaskedLM",
             prefix="roberta.",
+            spellings=_FROM_TENSORFLOW,
             settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 1},  # positions count from padding
             rare_settings=_RARE,
             inputs=ModelInputs(token_types=True, bidirectional=True, padded_positions=True),

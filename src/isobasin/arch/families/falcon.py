@@ -77,6 +77,10 @@ def bloom(config: Mapping[str, Any]) -> Architecture:
         raise ArchitectureError(
             "config.json: apply_residual_connection_post_layernorm is true; only BLOOM with pre-norm is supported"
         )
+    if c.flag("slow_but_exact", False) and c.size("pretraining_tp", 1) > 1:
+        raise ArchitectureError(
+            "config.json: slow_but_exact with pretraining_tp makes transformers leave out biases; remove slow_but_exact"
+        )
     head = decoder_head(c, "transformer.word_embeddings.weight", tied_default=True)
     return build(
         family="bloom",
@@ -151,7 +155,7 @@ def _mpt_attention(config: Mapping[str, Any]) -> dict[str, Any]:
     return {f"attn_config.{key}": table.get(key, default) for key, default in _MPT_DEFAULTS.items()}
 
 
-_MPT_DEFAULTS = {"softmax_scale": None, "alibi_bias_max": 8}
+_MPT_DEFAULTS = {"softmax_scale": None}
 
 FAMILIES = (
     Family(
@@ -179,7 +183,6 @@ FAMILIES = (
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
         aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "n_embed": "hidden_size"},
-        ignored=("slow_but_exact", "pretraining_tp"),
         example=("BLOOM 560M", {"hidden_size": 1024, "n_head": 16, "n_layer": 24, "vocab_size": 250880}),
     ),
     Family(
@@ -192,7 +195,15 @@ FAMILIES = (
         derived_settings=_mpt_attention,
         head_settings=LAST_TOKEN,
         bias_flags=(BiasFlag("", False, r"\b(attn|ffn|norm_1|norm_2|norm_f)\b.*\.bias$"),),
-        ignored=("expansion_ratio", "learned_pos_emb", "norm_type", "embedding_fraction", "init_device", "no_bias"),
+        ignored=(
+            "attn_config",
+            "expansion_ratio",
+            "learned_pos_emb",
+            "norm_type",
+            "embedding_fraction",
+            "init_device",
+            "no_bias",
+        ),
         example=("MPT 7B", {"d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432}),
     ),
 )

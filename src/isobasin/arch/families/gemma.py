@@ -83,6 +83,16 @@ def _layers(config: Mapping[str, Any]) -> int:
     return Fields(config).size("num_hidden_layers")
 
 
+def _gemma_activation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers takes the exact GELU of old configs for the approximate one, with which Gemma was trained."""
+    activation = config.get("hidden_act", "gelu_pytorch_tanh")
+    usual = activation in ("gelu", "gelu_pytorch_tanh", None)
+    return {
+        "hidden_act": "gelu_pytorch_tanh" if usual else activation,
+        "use_bidirectional_attention": True if config.get("use_bidirectional_attention") else None,
+    }
+
+
 _GEMMA_BIASES = (
     BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
     BiasFlag("", False, r"\bmlp\.\w+\.bias$"),
@@ -138,8 +148,9 @@ FAMILIES = (
         gemma,
         "GemmaForCausalLM",
         prefix="model.",
-        settings={"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6},
-        rare_settings=CAUSAL | {"use_bidirectional_attention": None},
+        settings={"rms_norm_eps": 1e-6},
+        rare_settings=CAUSAL,
+        derived_settings=_gemma_activation,
         head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
         bias_flags=_GEMMA_BIASES,
         example=(

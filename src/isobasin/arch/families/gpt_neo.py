@@ -137,9 +137,10 @@ def _positions(positions: str, tokens: str, tied: bool) -> tuple[Sum, ...]:
 
 
 def _local_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind of attention of every layer, and the window of the local ones."""
+    """The kind of attention of every layer, and the window of the local ones; `attention_layers` wins over the shorter
+    `attention_types`, as in transformers."""
     layers, types = config.get("attention_layers"), config.get("attention_types")
-    if types is not None:  # transformers derives the layers from it
+    if layers is None and types is not None:
         layers = [kind for kinds, repeats in types for _ in range(repeats) for kind in kinds]
     if layers is None:
         layers = ["global" if i % 2 == 0 else "local" for i in range(int(config.get("num_layers", 24)))]

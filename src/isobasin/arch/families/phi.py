@@ -16,7 +16,7 @@ _PHI, _GPTJ = "model.layers.{i}", "transformer.h.{i}"
 def phi(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
-    n_kv_heads, d_ff, d_head = c.size("num_key_value_heads", n_heads), c.size("intermediate_size"), d // n_heads
+    n_kv_heads, d_ff, d_head = c.size("num_key_value_heads", n_heads), c.size("intermediate_size"), c.d_head(n_heads, d)
     if c.flag("qk_layernorm", False):
         raise ArchitectureError(
             "config.json: qk_layernorm is true; Phi with norms on queries and keys is not supported"
@@ -25,7 +25,7 @@ def phi(config: Mapping[str, Any]) -> Architecture:
     return build(
         family="phi",
         positions="rope",
-        sizes=Sizes(n_layers, n_heads, n_kv_heads, d, c.d_head(n_heads, d), d_ff),
+        sizes=Sizes(n_layers, n_heads, n_kv_heads, d, d_head, d_ff),
         spaces=_spaces(c, d, d_ff, "hidden_act", tied=head.tied, bare=head.bare),
         heads=HeadSpace("heads", n_heads, n_kv_heads, d_head, c.rotary_columns(d_head, "partial_rotary_factor", 0.5)),
         norms={
