@@ -198,8 +198,8 @@ FILES: Mapping[str, tuple[str, Break, str]] = {
 ARCHITECTURES: Mapping[str, tuple[str, Break, str]] = {
     "type": (
         "llama",
-        config(model_type="mamba"),
-        r"config.json: model_type is 'mamba', expected one of gpt2, bert, .*",
+        config(model_type="no_such_type"),
+        r"config.json: model_type is 'no_such_type', expected one of gpt2, bert, .*",
     ),
     "no-type": ("llama", config(model_type=...), r"config.json: model_type is None, expected one of"),
     "type-list": ("llama", config(model_type=["llama"]), r"config.json: model_type is \['llama'\], expected one of"),

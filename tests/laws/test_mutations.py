@@ -246,7 +246,6 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         f"{_C_ATTN} qk{{i}}*+qk{{i}}+vo{{i}}:q": NO_GROUPS,
         "modules: attn.c_proj = vo{i}* resid → vo{i}:q* resid": NO_GROUPS,
         "tensors: transformer.wte.weight = .30 resid & .30 f* → .30 resid* & .30 f*": SELF_DUAL,
-        "tensors: transformer.wte.weight = .30 resid & .30 f* → .30 resid & .30 .": TIED,
         "norms: f = layer(resid, exposed) → nothing": UNREAD,
         "sums: positions, turned round": SIDES,
         "spaces: ff{i}, stream=True": NO_MEAN,

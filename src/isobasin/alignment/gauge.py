@@ -8,7 +8,7 @@ from torch import Tensor
 from isobasin.groups import Element
 from isobasin.groups.monomial import best_scales
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.coordinate import SMALL, Coordinate, Stage, negligible
+from isobasin.symmetries.coordinate import Coordinate, Stage, negligible
 from isobasin.symmetries.hidden_coordinates import HiddenColumns
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.normal_form import unit_rows
@@ -57,7 +57,6 @@ def _set_coordinates(
         norms = {c: c.canonical(value) for c, value in norms.items()}
     flat = View(moving, chain(*(c.set(c.canonical(value)) for c, value in norms.items())))
     view: Tensors = View(flat, Action(b.arch, elements).changes())
-    norms = {c: _without_small_gains(c, value, view, reference) for c, value in norms.items()}
     gauge: dict[str, Value] = {}
     for stage in Stage:
         chosen = [c for c in coordinates if c.stage == stage]
@@ -90,16 +89,6 @@ def _gain_and_shift(c: NormCoordinate, moving: Tensors, reference: Tensors) -> T
     if len(other) < len(mine) and bool(negligible(moving[c.norm.gain]).any()):
         return c.canonical(mine)
     return other[: len(mine)]
-
-
-def _without_small_gains(c: NormCoordinate, value: Tensor, folded: Tensors, reference: Tensors) -> Tensor:
-    """One instead of a small gain, where dividing by it would let a column of B grow beyond measure and beyond A's."""
-    small = value[0].abs() <= SMALL * value[0].abs().max()
-    if not c.gain or not bool((small & ~negligible(value[0])).any()):
-        return value
-    limit = torch.maximum(value[0].abs() / (SMALL * value[0].abs().max()), c.seen(reference) / SMALL)
-    gain = torch.where(~negligible(value[0]) & small & (c.seen(folded) > limit), 1.0, value[0])
-    return torch.stack([gain, *value[1:]])
 
 
 def _hidden_share(c: NormCoordinate, tensors: Tensors) -> float:

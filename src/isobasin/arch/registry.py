@@ -86,8 +86,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
         raise ArchitectureError(f"config.json: model_type is {name!r}, which is not supported: {REFUSED[name]}")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ArchitectureError(
-            f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; "
-            "other families need a patterns file of their own"
+            f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; other model types are not "
+            "supported"
         )
     return FAMILIES[name]
 

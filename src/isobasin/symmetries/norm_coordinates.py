@@ -10,6 +10,7 @@ from isobasin.errors import TransformError
 from isobasin.groups.group import signs, spread
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.coordinate import (
+    SMALL,
     Coordinate,
     Stage,
     add_outer,
@@ -107,11 +108,6 @@ class NormCoordinate(Coordinate):
             rows[-1] = action.act(rows[-1], 0, Axis((Term(self.norm.space),)))
         return torch.stack(rows)
 
-    def seen(self, tensors: Tensors) -> Tensor:
-        """How large the columns behind each gain are, the gain included, relative to the largest of their tensor."""
-        target = _Target(self, self.read(tensors))
-        return target._seen(tensors, torch.zeros_like(tensors[self.norm.gain], dtype=torch.bool))
-
     def set(self, value: Tensor) -> dict[str, Change]:
         target = _Target(self, value)
         changes: dict[str, Change] = {}
@@ -141,12 +137,18 @@ class _Target:
         if not self.c.gain:
             return old
         new = self.value[0].to(old.device)
+        return self._unfoldable(t, new) if bool((new.abs() <= SMALL * new.abs().max()).any()) else new
+
+    def _unfoldable(self, t: Tensors, new: Tensor) -> Tensor:
+        """A gain of zero is right only where no reader has anything in that column, a small one where dividing by it
+        does not let the column grow beyond measure; elsewhere it stays folded."""
         hidden = negligible(new)
-        return torch.where(hidden & (self._seen(t, hidden) > UNSEEN), 1.0, new) if bool(hidden.any()) else new
+        seen = self._seen(t, hidden)
+        kept = torch.where(hidden, seen <= UNSEEN, seen * SMALL * new.abs().max() <= new.abs())
+        return torch.where(kept, new, torch.ones_like(new))
 
     def _seen(self, t: Tensors, hidden: Tensor) -> Tensor:
-        """The largest entry of every column of the folded readers, relative to the largest of all. A gain of zero is
-        right only where no reader has anything in that column."""
+        """The largest entry of every column of the folded readers, relative to the largest of all."""
         seen = torch.zeros(self.c.space_size, dtype=torch.float64, device=hidden.device)
         for r in self.c.readers:
             folded = self._folded(t, r, hidden).movedim(r.axis, -1).flatten(0, -2)

@@ -1,6 +1,6 @@
 """Llama, Mistral, Granite, SmolLM3: rotary positions, RMSNorm, grouped queries, gated feed-forward."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ def gated_decoder(
     partial_rotary: bool = False,
     tied_default: bool = False,
     plus_one: bool = False,
-    without_positions: Container[int] = (),
+    without_positions: Collection[int] = (),
     rope_theta: float = 10000.0,
     norms: Mapping[str, str] | None = None,
     qk_norm: bool = False,
@@ -59,7 +59,7 @@ def gated_decoder(
     columns = c.rotary_columns(d_head, "partial_rotary_factor", 1.0) if partial_rotary else d_head
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
     word = ", plus_one" if plus_one else ""
-    heads = HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, qk_norm=qk_norm, plus_one=plus_one)
+    heads = HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, columns, qk_norm=qk_norm, plus_one=plus_one)
     if qk_norm:
         layer_names = "model.layers.{i}.self_attn"
         heads = replace(heads, q_gain=f"{layer_names}.q_norm.weight", k_gain=f"{layer_names}.k_norm.weight")
@@ -75,10 +75,9 @@ def gated_decoder(
             Space("resid", d, stream_kind("rms", tied=head.tied or norms is not None, bare=head.bare), stream=True),
             Space("ff{i}", d_ff, "scaled"),
         ],
-        heads=[
-            replace(heads, rotary=0) if i in without_positions else replace(heads, rotary=columns)
-            for i in range(sizes.n_layers)
-        ],
+        heads=[replace(heads, rotary=0) if i in without_positions else heads for i in range(sizes.n_layers)]
+        if without_positions
+        else heads,
         norms=dict(norms or usual_norms) | {"f": f"rms(resid, model.norm{head.exposed}{word})"},
         modules=dict(layer) | head.modules,
         tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"},
