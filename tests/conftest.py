@@ -1,5 +1,7 @@
 """Its place makes `tiny` and `oracle` importable from every folder of tests, whichever is run alone."""
 
+import signal
+
 from jaxtyping import install_import_hook
 
 # Shapes in signatures are checked here, and only here: at run time they cost nothing. Left out are modules whose tests
@@ -12,3 +14,7 @@ install_import_hook(
     ],
     "beartype.beartype",
 )
+
+# A background job of a shell ignores Ctrl-C, and so would the programs that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
