@@ -228,7 +228,7 @@ def config_changes() -> Iterator[Case]:
     """The same weights under another value of one key."""
     for name, key, value in CONFIG_KEYS:
         a = tiny_model(name)
-        b = replace(a, config=dict(a.config) | {key: value})
+        b = ib.load({disk: a[n] for n, disk in a.names.on_disk.items()}, dict(a.config) | {key: value})
         yield Case(name, "config", f"{key} = {value}", 0, "float32", a, b, False)
 
 
