@@ -226,11 +226,6 @@ class Float64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def double(model: nn.Module) -> nn.Module:
-    """The model in float64, with tables of positions that it keeps in buffers."""
-    return model.double()
-
-
 def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """Everything a float64 model says, one row per example."""
     cast = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
@@ -267,7 +262,7 @@ def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Te
     """The outputs of these weights in float64, by the class of transformers of `model`."""
     import copy
 
-    module = double(copy.deepcopy(model))
+    module = copy.deepcopy(model).double()
     places = ib.load(model).names.on_disk
     state = dict(module.state_dict())
     for n, disk in places.items():

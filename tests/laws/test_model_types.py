@@ -273,7 +273,7 @@ def measure(name: str) -> tuple[Measured, int]:
     """The dimension of the null space of the derivative of all outputs, and of the declared symmetry."""
     kind, config, _ = DERIVED[name]
     case = mt.ModelType(name, "", kind, config)
-    model = mt.double(case.build(seed=3))
+    model = case.build(seed=3).double()
     for module in model.modules():  # some classes have a small eps of their own
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 0.1

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from isobasin.arch.architecture import Sum
 from isobasin.arch.config import Fields
 
 CLASSIFIER, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
@@ -55,3 +56,11 @@ def decoder_head(
     if bias:
         return DecoderHead(tied, bare, tensors, {lm_head: f".{vocab} f*"}, {}, {})
     return DecoderHead(tied, bare, tensors | {f"{lm_head}.weight": f".{vocab} f*"}, {}, {}, {})
+
+
+def parallel_biases(attention: str, feed_forward: str, n_layers: int) -> tuple[Sum, ...]:
+    """Both sublayers read the same stream and add to it: of their two output biases only the sum is seen."""
+    return tuple(
+        Sum(f"out{i}", ((attention.format(i=i), 0, None),), ((feed_forward.format(i=i), 0, None),))
+        for i in range(n_layers)
+    )

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
+from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.families.decoder import decoder_head
+from isobasin.arch.families.decoder import decoder_head, parallel_biases
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 from isobasin.errors import ArchitectureError
 
@@ -41,7 +41,9 @@ def falcon(config: Mapping[str, Any]) -> Architecture:
         }
         | head.modules,
         tensors=head.tensors,
-        sums=tuple(_parallel_biases(i) for i in range(n_layers)) if parallel else (),
+        sums=parallel_biases(f"{_LAYER}.self_attention.dense.bias", f"{_LAYER}.mlp.dense_4h_to_h.bias", n_layers)
+        if parallel
+        else (),
         aliases=head.aliases,
         rotary=c.rotary(),
     )
@@ -56,16 +58,6 @@ def _falcon_norms(c: Fields, new: bool, parallel: bool) -> tuple[dict[str, str],
     if parallel:
         return first, "a"
     return first | {"m{i}": f"layer(resid, {_LAYER}.post_attention_layernorm)"}, "m"
-
-
-def _parallel_biases(i: int) -> Sum:
-    """Both sublayers read the same stream and add to it: of their two output biases only the sum is seen."""
-    layer = f"transformer.h.{i}"
-    return Sum(
-        f"out{i}",
-        ((f"{layer}.self_attention.dense.bias", 0, None),),
-        ((f"{layer}.mlp.dense_4h_to_h.bias", 0, None),),
-    )
 
 
 def bloom(config: Mapping[str, Any]) -> Architecture:

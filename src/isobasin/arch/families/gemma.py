@@ -62,25 +62,17 @@ _SANDWICH = {
 }
 
 
-def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sliding window of each layer; by default every second layer has one, from the first on."""
+def _windows(config: Mapping[str, Any], every: int = 2) -> dict[str, Any]:
+    """The sliding window of each layer; by default every n-th layer has none."""
     window, types = config.get("sliding_window", 4096), config.get("layer_types")
     if types is None:
-        types = ["full_attention" if (i + 1) % 2 == 0 else "sliding_attention" for i in range(_layers(config))]
+        layers = range(1, Fields(config).size("num_hidden_layers") + 1)
+        types = ["full_attention" if i % every == 0 else "sliding_attention" for i in layers]
     return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}
 
 
-def _many_windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same; by default all layers but every sixth have one."""
-    window, types = config.get("sliding_window", 4096), config.get("layer_types")
-    if types is None:
-        every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
-        types = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(_layers(config))]
-    return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}
-
-
-def _layers(config: Mapping[str, Any]) -> int:
-    return Fields(config).size("num_hidden_layers")
+def _gemma3_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    return _windows(config, config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
 
 
 def _gemma_activation(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +104,7 @@ FAMILIES = (
             "attn_logit_softcapping": None,
         },
         rare_settings=CAUSAL | {"use_bidirectional_attention": False},
-        derived_settings=_many_windows,
+        derived_settings=_gemma3_windows,
         head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
         bias_flags=_GEMMA_BIASES,
         example=(

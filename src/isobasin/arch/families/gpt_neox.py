@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
+from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
+from isobasin.arch.families.decoder import parallel_biases
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 
 _LAYER = "gpt_neox.layers.{i}"
@@ -53,7 +54,9 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
         },
         modules=modules,
         tensors=tensors,
-        sums=tuple(_parallel_biases(i) for i in range(n_layers)) if parallel else (),
+        sums=parallel_biases(f"{_LAYER}.attention.dense.bias", f"{_LAYER}.mlp.dense_4h_to_h.bias", n_layers)
+        if parallel
+        else (),
         # Without a bias of its own, attention leaves its constants to the bias that is added beside it.
         biases={}
         if c.flag("attention_bias", True) or not parallel
@@ -63,16 +66,6 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
         },
         aliases={"embed_out.weight": "gpt_neox.embed_in.weight"} if tied else {},
         rotary=c.rotary("rotary_emb_base"),
-    )
-
-
-def _parallel_biases(i: int) -> Sum:
-    """Both sublayers read the same stream and add to it: of their two output biases only the sum is seen."""
-    layer = f"gpt_neox.layers.{i}"
-    return Sum(
-        f"out{i}",
-        ((f"{layer}.attention.dense.bias", 0, None),),
-        ((f"{layer}.mlp.dense_4h_to_h.bias", 0, None),),
     )
 
 

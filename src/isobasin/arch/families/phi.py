@@ -4,9 +4,9 @@ bias."""
 from collections.abc import Mapping
 from typing import Any
 
-from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
+from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.families.decoder import decoder_head
+from isobasin.arch.families.decoder import decoder_head, parallel_biases
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 from isobasin.errors import ArchitectureError
 
@@ -42,15 +42,7 @@ def phi(config: Mapping[str, Any]) -> Architecture:
         }
         | head.modules,
         tensors=head.tensors | {f"{_PHI}.self_attn.rotary_emb.inv_freq": "-"},
-        # Both sublayers read the same stream and add to it: of their two output biases only the sum is seen.
-        sums=tuple(
-            Sum(
-                f"out{i}",
-                ((f"model.layers.{i}.self_attn.dense.bias", 0, None),),
-                ((f"model.layers.{i}.mlp.fc2.bias", 0, None),),
-            )
-            for i in range(n_layers)
-        ),
+        sums=parallel_biases(f"{_PHI}.self_attn.dense.bias", f"{_PHI}.mlp.fc2.bias", n_layers),
         biases=head.biases,
         aliases=head.aliases,
         rotary=c.rotary(),
