@@ -28,6 +28,7 @@ PLAIN_RUN = {
     "output_hidden_states": False,
     "chunk_size_feed_forward": 0,
 }
+_CHOICES = 2  # answers to one question of a multiple-choice model
 OUTPUTS = (
     "logits",
     "prediction_logits",
@@ -56,7 +57,9 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
             n_patches = rows - 1 - weights.family.inputs.extra_tokens
             inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
         return inputs
-    shape = (1, min(length, max_length(weights) or length))
+    shape: tuple[int, ...] = (1, min(length, max_length(weights) or length))
+    if weights.family.class_of(weights.config).endswith("ForMultipleChoice"):
+        shape = (1, _CHOICES, shape[1])
     inputs = {"input_ids": torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)}
     if weights.family.inputs.token_types:
         types = Fields(weights.config).size("type_vocab_size", 2)
@@ -198,7 +201,7 @@ def quiet_transformers() -> Any:
 def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
     """The class of transformers that config.json names, its config, and options that the config does not hold."""
     transformers = quiet_transformers()
-    name = Fields(weights.config).architecture or weights.family.model_class
+    name = weights.family.class_of(weights.config)
     kind: Any = getattr(transformers, name, None)
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not known:

@@ -103,11 +103,11 @@ def test_force_replaces_only_checkpoints(tmp_path):
     assert names(home) == ["thesis.tex"]
     project = tmp_path / "project"
     project.mkdir()
-    for name in ("config.json", "README.md", "LICENSE", "vocab.txt"):
+    for name in ("config.json", "tokenizer.json", "vocab.txt"):
         (project / name).touch()
     with pytest.raises(CheckpointError, match=r"holds no config\.json with weights, so it is no checkpoint"):
         write(project, force=True)
-    assert len(names(project)) == 4
+    assert len(names(project)) == 3
 
 
 EARLIER = (
@@ -117,9 +117,6 @@ EARLIER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "generation_config.json",
-    "README.md",
-    "LICENSE",
-    "NOTICE.txt",
     ".DS_Store",
 )
 
@@ -128,6 +125,7 @@ def test_an_earlier_output_is_replaced_with_all_its_parts(tmp_path):
     write(tmp_path / "out", 1.0)
     for name in EARLIER:
         (tmp_path / "out" / name).touch()
+    (tmp_path / "out" / "README.md").write_text("A linear merge, made with isobasin 0.1.0.")
     write(tmp_path / "out", 2.0, force=True)
     assert names(tmp_path / "out") == ["config.json", "model.safetensors"]
     assert value_at(tmp_path / "out") == 2.0
@@ -144,6 +142,10 @@ def test_an_earlier_output_is_replaced_with_all_its_parts(tmp_path):
         "pytorch_model.bin",
         "model.safetensors.bak",
         "LICENSE.py",
+        "README.md",
+        "LICENSE",
+        "LICENSE-notes.txt",
+        "NOTICE.txt",
     ],
 )
 def test_what_no_output_of_ours_has_is_kept(tmp_path, name):
@@ -155,6 +157,18 @@ def test_what_no_output_of_ours_has_is_kept(tmp_path, name):
         write(out, 2.0, force=True)
     assert names(out) == before
     assert value_at(out) == 1.0
+
+
+def test_the_licence_of_an_input_is_replaced_by_itself(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    write(source)
+    (source / "LICENSE").write_text("terms")
+    write(out, 1.0, companions=source)
+    write(out, 2.0, companions=source, force=True)
+    assert value_at(out) == 2.0
+    (out / "LICENSE").write_text("other terms")
+    with pytest.raises(CheckpointError, match="holds LICENSE, which"):
+        write(out, 3.0, companions=source, force=True)
 
 
 def test_links_and_many_unknown_files_are_kept(tmp_path):

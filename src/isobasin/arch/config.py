@@ -82,8 +82,9 @@ class Fields:
             keys = {*keys, _LONGEST}
         return {"base": float(base), "type": kind} | {k: values[k] for k in keys if values.get(k) is not None}
 
-    def rotary_columns(self, d_head: int, key: str, default: float) -> int:
-        """How many columns of a head rotate: a fraction, from the table or beside it, rounded up to pairs.
+    def rotary_columns(self, d_head: int, key: str, default: float, *, rounded: bool = True) -> int:
+        """How many columns of a head rotate: a fraction, from the table or beside it, rounded up to pairs or (not
+        `rounded`) an error if it is odd.
 
         transformers takes the size of a head from `head_dim` here, where a config has it.
         """
@@ -91,7 +92,12 @@ class Fields:
         value = next((v for v in found if v is not None), default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
             raise ArchitectureError(f"config.json: {key} is {value!r}, expected a fraction in (0, 1]")
-        columns = 2 * ceil(int(self.size("head_dim", d_head) * value) / 2)
+        wanted = int(self.size("head_dim", d_head) * value)
+        if not rounded and (wanted % 2 or not wanted):
+            raise ArchitectureError(
+                f"config.json: {key} makes {wanted} of {d_head} columns of a head rotate, expected an even number"
+            )
+        columns = 2 * ceil(wanted / 2)
         if columns > d_head:
             raise ArchitectureError(
                 f"config.json: head_dim and {key} make {columns} rotary columns in heads of {d_head}; correct head_dim"

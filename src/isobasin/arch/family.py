@@ -44,6 +44,7 @@ SHAPE_KEYS = frozenset({"attention_bias", "mlp_bias", "qkv_bias", "pooler_output
 # Settings of every decoder: a flag that lets it look ahead; and where a classifier reads the class of a text, which is
 # the last token that is no padding.
 CAUSAL: dict[str, Any] = {"is_causal": True}
+DECODER_HEADS = ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 LAST_TOKEN: dict[str, dict[str, Any]] = {"ForSequenceClassification": {"pad_token_id": None}}
 
 
@@ -126,6 +127,7 @@ class Family:
 
     * `describe`: its architecture, from a config.json.
     * `model_class`: the class of transformers to build where config.json names none; empty for the project's own model.
+    * `heads`: the ends of the names of its classes that are covered.
     * `prefix`: the base prefix of tensor names on disk; `spellings`: other spellings of names, as (pattern, name).
     * `settings`: config keys that change the function without changing a shape, with the default of transformers.
       Two models are comparable only where they agree. `rare_settings` are those that few configs hold: a fingerprint
@@ -143,6 +145,7 @@ class Family:
     name: str
     describe: Callable[[Mapping[str, Any]], Architecture]
     model_class: str = ""
+    heads: tuple[str, ...] = DECODER_HEADS
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -161,6 +164,23 @@ class Family:
     def own(self) -> bool:
         """Whether this is the project's own Transformer, which transformers does not know."""
         return not self.model_class
+
+    @property
+    def stem(self) -> str:
+        """What the names of its classes begin with."""
+        return next((self.model_class.removesuffix(head) for head in self.heads if self.model_class.endswith(head)), "")
+
+    def class_of(self, config: Mapping[str, Any]) -> str:
+        """The class of transformers that a config names, as transformers spells it (MPTForCausalLM: Mpt…)."""
+        name = Fields(config).architecture or self.model_class
+        for kind in (f"{stem}{head}" for stem in (self.stem, f"{self.stem}Text") for head in self.heads):
+            if kind.lower() == name.lower():
+                return kind
+        return name
+
+    def covers(self, kind: str) -> bool:
+        """Whether the head of a class of transformers is described here."""
+        return self.own or any(kind.removesuffix(head) in (self.stem, f"{self.stem}Text") for head in self.heads)
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """The architecture of a config, whose keys may go by their other names."""
@@ -185,7 +205,7 @@ class Family:
         return frozenset(recorded.read) | NEUTRAL_KEYS | SHAPE_KEYS | frozenset(self.ignored) | frozenset(self.aliases)
 
     def _other_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        name = Fields(config).architecture or self.model_class
+        name = self.class_of(config)
         heads = [settings for ending, settings in self.head_settings.items() if name.endswith(ending)]
         return {key: value for settings in (self.rare_settings, *heads) for key, value in settings.items()}
 

@@ -105,6 +105,7 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     family = family_of(config)
     _check_depth(config, len(shapes))
     _check_loading(family, config)
+    _check_head(family, config)
     arch = family.architecture(config)
     names = resolve(family, arch, shapes)
     _check_biases(family, config, names.on_disk)
@@ -127,6 +128,15 @@ def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:
                 f"config.json: {key} is {found}, but the checkpoint has {n_tensors} tensors, expected several for each "
                 "layer: the config and the weights belong to different models"
             )
+
+
+def _check_head(family: Family, config: Mapping[str, Any]) -> None:
+    name = family.class_of(config)
+    if not family.covers(name):
+        expected = ", ".join(f"{family.stem}{head}" for head in family.heads)
+        raise ArchitectureError(
+            f"config.json: architectures names {name!r:.80}, whose head is not supported; expected one of {expected}"
+        )
 
 
 def _check_loading(family: Family, config: Mapping[str, Any]) -> None:

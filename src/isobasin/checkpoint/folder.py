@@ -3,6 +3,7 @@
 The content is untrusted: documents have a bounded size, file names stay inside the folder, code is never copied.
 """
 
+import filecmp
 import json
 import re
 import shutil
@@ -44,7 +45,8 @@ _VERBATIM = frozenset(
     }
 )
 # What the writer adds; .DS_Store is the work of macOS.
-_WRITTEN = frozenset({"config.json", "model.safetensors", "model.safetensors.index.json", "README.md", ".DS_Store"})
+_WRITTEN = frozenset({"config.json", "model.safetensors", "model.safetensors.index.json", ".DS_Store"})
+MODEL_CARD, MADE_WITH = "README.md", "made with isobasin"
 _SHARD = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 _TEXT_SUFFIXES = frozenset({"", ".txt", ".md", ".rst", ".html", ".pdf"})
 
@@ -182,8 +184,11 @@ def copy_companions(files: list[Path], target: Path) -> None:
 
 
 def _is_allowed(name: str) -> bool:
-    is_legal = name.upper().startswith(("LICENSE", "NOTICE")) and Path(name).suffix.lower() in _TEXT_SUFFIXES
-    return is_legal or name in _CONFIGURATIONS or name in _VERBATIM
+    return _is_legal(name) or name in _CONFIGURATIONS or name in _VERBATIM
+
+
+def _is_legal(name: str) -> bool:
+    return name.upper().startswith(("LICENSE", "NOTICE")) and Path(name).suffix.lower() in _TEXT_SUFFIXES
 
 
 # -- folders that an output may replace -------------------------------------------------------------------------------
@@ -195,11 +200,17 @@ def is_checkpoint(folder: Path) -> bool:
     return "config.json" in names and any(name == "model.safetensors" or _SHARD.fullmatch(name) for name in names)
 
 
-def find_unknown(folder: Path) -> list[str]:
-    """What lies in the folder and the writer would not have put there, sorted: other names, folders, links."""
-    return sorted(entry.name for entry in folder.iterdir() if not _is_written(entry))
+def find_unknown(folder: Path, companions: list[Path]) -> list[str]:
+    """What lies in the folder and the writer would not have put there, sorted: other names, folders, links, and texts
+    that are neither its model card nor the same as one of the `companions` of its inputs."""
+    return sorted(entry.name for entry in folder.iterdir() if not _is_written(entry, companions))
 
 
-def _is_written(entry: Path) -> bool:
-    known = entry.name in _WRITTEN or _SHARD.fullmatch(entry.name) is not None or _is_allowed(entry.name)
-    return known and entry.is_file() and not entry.is_symlink()
+def _is_written(entry: Path, companions: list[Path]) -> bool:
+    if not entry.is_file() or entry.is_symlink():
+        return False
+    if entry.name == MODEL_CARD:
+        return MADE_WITH.encode() in entry.read_bytes()
+    if _is_legal(entry.name):
+        return any(file.name == entry.name and filecmp.cmp(file, entry, shallow=False) for file in companions)
+    return entry.name in _WRITTEN or _SHARD.fullmatch(entry.name) is not None or _is_allowed(entry.name)

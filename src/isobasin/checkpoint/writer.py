@@ -210,7 +210,8 @@ def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
         raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
     if any(out.iterdir()) and not force:
         raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
-    if unknown := find_unknown(out):
+    copied = [file for folder in inputs if folder.is_dir() for file in find_companions(folder)]
+    if unknown := find_unknown(out, copied):
         # A typing error (`-o ~ --force`) must not delete a home folder.
         shown = ", ".join(unknown[:_MAX_SHOWN]) + (f" and {n} more" if (n := len(unknown) - _MAX_SHOWN) > 0 else "")
         raise CheckpointError(

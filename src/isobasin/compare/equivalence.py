@@ -16,7 +16,6 @@ from isobasin.alignment.descent import descend, embedding_distance
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem, check_comparable
-from isobasin.arch.config import Fields
 from isobasin.compare.degenerate import FailedCondition, failed_conditions, remove_degeneracies
 from isobasin.compare.distance import require_equal
 from isobasin.compare.outputs import (
@@ -350,7 +349,7 @@ def _output_class(weights: Weights) -> str:
     """The class that runs the model; for our own model, what its head is for."""
     if weights.family.own:
         return "classifier" if weights.config.get("n_classes") else "language model"
-    return Fields(weights.config).architecture or weights.family.model_class
+    return weights.family.class_of(weights.config)
 
 
 def _open_sizes(weights: Weights, name: str) -> tuple[int, ...] | None:

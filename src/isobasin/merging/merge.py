@@ -13,6 +13,7 @@ import yaml
 from isobasin import __version__
 from isobasin.alignment.problem import check_comparable
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
+from isobasin.checkpoint.folder import MADE_WITH, MODEL_CARD
 from isobasin.errors import IsobasinError
 from isobasin.merging.average import BLOCK_BYTES, Linear, MergedTensor, write_merged
 from isobasin.merging.recipe import MAX_ROUNDS, MergeRecipe
@@ -110,7 +111,7 @@ class MergeResult:
             {disk: (tensor.dtype, tensor.shape) for disk, tensor in tensors.items()},
             config=self._config(),
             companions=companions or first.path,
-            documents={"README.md": model_card(Path(out).resolve().name, self.recipe, self.distances, self.rounds)},
+            documents={MODEL_CARD: model_card(Path(out).resolve().name, self.recipe, self.distances, self.rounds)},
             inputs=[model.path for model in self.models if model.path],
             force=force,
             max_shard_size=max_shard_size,
@@ -200,7 +201,7 @@ Configuration:
 
 
 def _sentence(recipe: MergeRecipe, rounds: int) -> str:
-    how = f"A {recipe.method} merge of {len(recipe.models)} models, made with isobasin {__version__}."
+    how = f"A {recipe.method} merge of {len(recipe.models)} models, {MADE_WITH} {__version__}."
     if not recipe.align:
         return f"{how} The models were mixed as they are, without alignment."
     to = "their common mean" if recipe.to == "mean" else f"model {recipe.to}"

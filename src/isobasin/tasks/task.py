@@ -191,7 +191,7 @@ def _kind(weights: Weights) -> str:
         if config.has("n_classes"):
             return "text"
         return "lm" if config.flag("causal", False) else "mlm"
-    name = config.architecture or weights.family.model_class
+    name = weights.family.class_of(weights.config)
     found = next((kind for suffix, kind in _HEADS.items() if name.endswith(suffix)), None)
     if found is None:
         raise IsobasinError(

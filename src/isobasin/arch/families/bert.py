@@ -232,6 +232,11 @@ def _sums(names: EncoderNames, tied: bool, has_types: bool) -> tuple[Sum, ...]:
 _RARE = {"is_decoder": False, "is_causal": False}
 _BASE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
 
+_HEADS = (
+    *("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    "ForMultipleChoice",
+)
+
 # Checkpoints converted from TensorFlow call gain and shift of a LayerNorm gamma and beta.
 _FROM_TENSORFLOW = ((r"\bLayerNorm\.gamma$", "LayerNorm.weight"), (r"\bLayerNorm\.beta$", "LayerNorm.bias"))
 
@@ -240,6 +245,7 @@ FAMILIES = (
         "bert",
         bert,
         "BertForMaskedLM",
+        (*_HEADS, "ForPreTraining", "ForNextSentencePrediction", "LMHeadModel"),
         prefix="bert.",
         spellings=_FROM_TENSORFLOW,
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
@@ -253,6 +259,7 @@ FAMILIES = (
             name,
             roberta,
             f"{kind}ForMaskedLM",
+            _HEADS,
             prefix="roberta.",
             spellings=_FROM_TENSORFLOW,
             settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 1},  # positions count from padding
@@ -271,6 +278,7 @@ FAMILIES = (
         "distilbert",
         distilbert,
         "DistilBertForMaskedLM",
+        _HEADS,
         prefix="distilbert.",
         settings={"activation": "gelu"},
         rare_settings={"is_causal": False},

@@ -19,8 +19,10 @@ def falcon(config: Mapping[str, Any]) -> Architecture:
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
     d_ff, d_head = c.size("ffn_hidden_size", 4 * d), c.d_head(n_heads, d, key=None)
     new, alibi = c.flag("new_decoder_architecture", False), c.flag("alibi", False)
-    n_kv_heads = c.size("num_kv_heads", n_heads) if new else 1 if c.flag("multi_query", True) else n_heads
-    parallel = new or c.flag("parallel_attn", True)
+    # Every key is read, also those that this kind ignores: none of them is unknown.
+    n_groups, one = c.size("num_kv_heads", n_heads), c.flag("multi_query", True)
+    n_kv_heads = n_groups if new else 1 if one else n_heads
+    parallel = c.flag("parallel_attn", True) or new
     norms, unit_norm = _falcon_norms(c, new, parallel)
     head = decoder_head(c, "transformer.word_embeddings.weight", tied_default=True)
     return build(
@@ -51,8 +53,8 @@ def falcon(config: Mapping[str, Any]) -> Architecture:
 
 def _falcon_norms(c: Fields, new: bool, parallel: bool) -> tuple[dict[str, str], str]:
     """The norms of a layer, and the one that the feed-forward reads."""
-    two = new and c.size("num_ln_in_parallel_attn", 2) == 2
-    if two:
+    n_norms = c.size("num_ln_in_parallel_attn", 2)
+    if new and n_norms == 2:
         return {"a{i}": f"layer(resid, {_LAYER}.ln_attn)", "m{i}": f"layer(resid, {_LAYER}.ln_mlp)"}, "m"
     first = {"a{i}": f"layer(resid, {_LAYER}.input_layernorm)"}
     if parallel:

@@ -5,65 +5,51 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, Family
+from isobasin.arch.families.decoder import decoder_head
+from isobasin.arch.family import CAUSAL, DECODER_HEADS, LAST_TOKEN, Family
 from isobasin.errors import ArchitectureError
 
 
 def gpt2(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
     d, n_heads, n_layers = c.size("n_embd"), c.size("n_head"), c.size("n_layer")
-    vocab, n_positions = c.size("vocab_size"), c.size("n_positions", 1024)
+    n_positions = c.size("n_positions", 1024)
     d_ff = c.size("n_inner", 4 * d)
     d_head = c.d_head(n_heads, d, key=None)
     if c.flag("add_cross_attention", False):
         raise ArchitectureError("config.json: add_cross_attention is true; only GPT-2 decoders are supported")
-    if c.architecture == "GPT2DoubleHeadsModel":
-        raise ArchitectureError(
-            "config.json: architectures names GPT2DoubleHeadsModel, whose second head is not supported; with "
-            "GPT2LMHeadModel there the language model alone is read"
-        )
-    head = c.architecture.partition("For")[2]
-    bare = c.architecture == "GPT2Model"
-    classifier = head in ("SequenceClassification", "TokenClassification")
-    tied = not bare and not classifier and c.flag("tie_word_embeddings", True)
-    tensors = {
-        "transformer.wte.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid",
+    head = decoder_head(c, "transformer.wte.weight", tied_default=True)
+    tensors = head.tensors | {
         "transformer.wpe.weight": f".{n_positions} resid",
         "transformer.h.{i}.attn.bias": "-",
         "transformer.h.{i}.attn.masked_bias": "-",
     }
-    modules = {
+    modules = head.modules | {
         "transformer.h.{i}.attn.c_attn": "a{i}* qk{i}*+qk{i}+vo{i}",
         "transformer.h.{i}.attn.c_proj": "vo{i}* resid",
         "transformer.h.{i}.mlp.c_fc": "m{i}* ff{i}",
         "transformer.h.{i}.mlp.c_proj": "ff{i}* resid",
     }
-    if head == "SequenceClassification":
-        tensors["score.weight"] = ". f*"
-    elif classifier:
-        modules["classifier"] = ". f*"
-    elif not bare and not tied:
-        tensors["lm_head.weight"] = f".{vocab} f*"
     free = Sum("positions", (("transformer.wpe.weight", 0, None),), (("transformer.wte.weight", 0, None),))
     return build(
         family="gpt2",
         positions="learned",
         sizes=Sizes(n_layers, n_heads, n_heads, d, d_head, d_ff),
         spaces=[
-            Space("resid", d, stream_kind("layer", tied=tied, bare=bare), stream=True),
+            Space("resid", d, stream_kind("layer", tied=head.tied, bare=head.bare), stream=True),
             Space("ff{i}", d_ff, units_kind(c.word("activation_function", "gelu_new"))),
         ],
         heads=HeadSpace("heads", n_heads, n_heads, d_head),
         norms={
             "a{i}": "layer(resid, transformer.h.{i}.ln_1)",
             "m{i}": "layer(resid, transformer.h.{i}.ln_2)",
-            "f": "layer(resid, transformer.ln_f, exposed)" if bare else "layer(resid, transformer.ln_f)",
+            "f": f"layer(resid, transformer.ln_f{head.exposed})",
         },
         modules=modules,
         tensors=tensors,
         # Tied, the same vector added to every row would add a constant to all logits.
-        sums=() if tied else (free,),
-        aliases={"lm_head.weight": "transformer.wte.weight"} if tied else {},
+        sums=() if head.tied else (free,),
+        aliases=head.aliases,
     )
 
 
@@ -72,6 +58,7 @@ FAMILIES = (
         "gpt2",
         gpt2,
         "GPT2LMHeadModel",
+        ("LMHeadModel", *DECODER_HEADS[1:]),
         prefix="transformer.",
         settings={
             "activation_function": "gelu_new",

@@ -5,7 +5,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.families.decoder import parallel_biases
+from isobasin.arch.families.decoder import decoder_head, parallel_biases
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 
 _LAYER = "gpt_neox.layers.{i}"
@@ -14,43 +14,34 @@ _LAYER = "gpt_neox.layers.{i}"
 def gpt_neox(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
-    d_ff, vocab = c.size("intermediate_size"), c.size("vocab_size")
+    d_ff = c.size("intermediate_size")
     d_head = c.d_head(n_heads, d, key=None)
-    head = c.architecture.partition("For")[2]
-    bare = c.architecture == "GPTNeoXModel"
-    tied = head in ("CausalLM", "") and not bare and c.flag("tie_word_embeddings", False)
-    tensors = {
-        "gpt_neox.embed_in.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid",
+    head = decoder_head(c, "gpt_neox.embed_in.weight", lm_head="embed_out")
+    tensors = head.tensors | {
         f"{_LAYER}.attention.bias": "-",
         f"{_LAYER}.attention.masked_bias": "-",
         f"{_LAYER}.attention.rotary_emb.inv_freq": "-",
     }
-    modules = {
+    modules = head.modules | {
         f"{_LAYER}.attention.query_key_value": "(qk{i}*+qk{i}+vo{i}) a{i}*",
         f"{_LAYER}.attention.dense": "resid vo{i}*",
         f"{_LAYER}.mlp.dense_h_to_4h": "ff{i} m{i}*",
         f"{_LAYER}.mlp.dense_4h_to_h": "resid ff{i}*",
     }
-    if head == "SequenceClassification":
-        tensors["score.weight"] = ". f*"
-    elif head in ("TokenClassification", "QuestionAnswering"):
-        modules["classifier" if head == "TokenClassification" else "qa_outputs"] = ". f*"
-    elif not bare and not tied:
-        tensors["embed_out.weight"] = f".{vocab} f*"
     parallel = c.flag("use_parallel_residual", True)
     return build(
         family="gpt_neox",
         positions="rope",
         sizes=Sizes(n_layers, n_heads, n_heads, d, d_head, d_ff),
         spaces=[
-            Space("resid", d, stream_kind("layer", tied=tied, bare=bare), stream=True),
+            Space("resid", d, stream_kind("layer", tied=head.tied, bare=head.bare), stream=True),
             Space("ff{i}", d_ff, units_kind(c.word("hidden_act", "gelu"))),
         ],
         heads=HeadSpace("heads", n_heads, n_heads, d_head, c.rotary_columns(d_head, "rotary_pct", 0.25)),
         norms={
             "a{i}": f"layer(resid, {_LAYER}.input_layernorm)",
             "m{i}": f"layer(resid, {_LAYER}.post_attention_layernorm)",
-            "f": f"layer(resid, gpt_neox.final_layer_norm{', exposed' if bare else ''})",
+            "f": f"layer(resid, gpt_neox.final_layer_norm{head.exposed})",
         },
         modules=modules,
         tensors=tensors,
@@ -64,7 +55,7 @@ def gpt_neox(config: Mapping[str, Any]) -> Architecture:
             f"gpt_neox.layers.{i}.attention.dense.weight": f"gpt_neox.layers.{i}.mlp.dense_4h_to_h.bias"
             for i in range(n_layers)
         },
-        aliases={"embed_out.weight": "gpt_neox.embed_in.weight"} if tied else {},
+        aliases=head.aliases,
         rotary=c.rotary("rotary_emb_base"),
     )
 

@@ -106,6 +106,9 @@ def _rope_layers(config: Mapping[str, Any]) -> list[int]:
 
 _7B = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
 
+# Question answering models have the decoder under another name.
+BASE_NAMES = ((r"^transformer\.", "model."),)
+
 NO_BIASES = BiasFlag("", False, r"\b(self_attn|mlp)\.\w+\.bias$")
 _BIAS_FLAGS = (
     BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
@@ -118,6 +121,7 @@ FAMILIES = (
         llama,
         "LlamaForCausalLM",
         prefix="model.",
+        spellings=BASE_NAMES,
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6},
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
@@ -129,6 +133,7 @@ FAMILIES = (
         llama,
         "MistralForCausalLM",
         prefix="model.",
+        spellings=BASE_NAMES,
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": 4096},
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
@@ -140,6 +145,7 @@ FAMILIES = (
         llama,
         "GraniteForCausalLM",
         prefix="model.",
+        spellings=BASE_NAMES,
         settings={
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
@@ -162,6 +168,7 @@ FAMILIES = (
         smollm3,
         "SmolLM3ForCausalLM",
         prefix="model.",
+        spellings=BASE_NAMES,
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6},
         rare_settings=CAUSAL,
         derived_settings=lambda config: {"no_rope_layers": _rope_layers(config)},

@@ -21,13 +21,14 @@ def phi(config: Mapping[str, Any]) -> Architecture:
         raise ArchitectureError(
             "config.json: qk_layernorm is true; Phi with norms on queries and keys is not supported"
         )
+    columns = c.rotary_columns(d_head, "partial_rotary_factor", 0.5, rounded=False)
     head = decoder_head(c, "model.embed_tokens.weight", bias=True, token_head="score")
     return build(
         family="phi",
         positions="rope",
         sizes=Sizes(n_layers, n_heads, n_kv_heads, d, d_head, d_ff),
         spaces=_spaces(c, d, d_ff, "hidden_act", tied=head.tied, bare=head.bare),
-        heads=HeadSpace("heads", n_heads, n_kv_heads, d_head, c.rotary_columns(d_head, "partial_rotary_factor", 0.5)),
+        heads=HeadSpace("heads", n_heads, n_kv_heads, d_head, columns),
         norms={
             "a{i}": f"layer(resid, {_PHI}.input_layernorm)",
             "f": f"layer(resid, model.final_layernorm{head.exposed})",

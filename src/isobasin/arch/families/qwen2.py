@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
-from isobasin.arch.families.llama import ATTENTION, FEED_FORWARD, gated_decoder, llama
+from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, gated_decoder, llama
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 
 
@@ -32,6 +32,7 @@ FAMILIES = (
         qwen3,
         "Qwen3ForCausalLM",
         prefix="model.",
+        spellings=BASE_NAMES,
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False},
         rare_settings=CAUSAL,
         derived_settings=_windows,
@@ -51,6 +52,7 @@ FAMILIES = (
         llama,
         "Qwen2ForCausalLM",
         prefix="model.",
+        spellings=BASE_NAMES,
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False},
         rare_settings=CAUSAL,
         derived_settings=_windows,

@@ -99,11 +99,14 @@ _SPELLINGS = (
     (r"(?<!encoder\.)\blayers\.(\d+)\.layernorm_", r"encoder.layer.\1.layernorm_"),
 )
 
+_HEADS = ("ForImageClassification", "ForMaskedImageModeling", "Model")
+
 FAMILIES = (
     Family(
         "vit",
         vit,
         "ViTForImageClassification",
+        _HEADS,
         prefix="vit.",
         spellings=_SPELLINGS,
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224},
@@ -119,6 +122,7 @@ FAMILIES = (
         "deit",
         deit,
         "DeiTForImageClassification",
+        (*_HEADS, "ForImageClassificationWithTeacher"),
         prefix="deit.",
         spellings=_SPELLINGS,
         settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224},
