@@ -58,7 +58,8 @@ def randomize(model: nn.Module, seed: int) -> nn.Module:
     """As in `tiny`; gains that are stored less 1 are drawn around 0."""
     tiny.randomize(model, seed)
     for module in model.modules():
-        if type(module).__name__.startswith("Gemma") and type(module).__name__.endswith("Norm"):
+        kind = type(module).__name__
+        if kind.startswith(("Gemma", "NemotronLayerNorm1P")) and "Norm" in kind:
             module.weight.data -= 1  # type: ignore[operator, union-attr]
     return model
 
@@ -130,6 +131,63 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         _RMS,
         tied=(_LM, {"no_rope_layers": [1, 0]}),
         untied=(_LM, _UNTIED | {"num_hidden_layers": 4, "attention_bias": True}),
+    ),
+    *_variants(
+        "glm",
+        "Glm",
+        _RMS | {"head_dim": 8},
+        untied=(_LM, {}),
+        tied=(_LM, {"tie_word_embeddings": True, "attention_bias": False}),
+    ),
+    *_variants("glm4", "Glm4", _RMS | {"head_dim": 8}, untied=(_LM, {}), tied=(_LM, {"tie_word_embeddings": True})),
+    *_variants(
+        "cohere",
+        "Cohere",
+        _LN | {"num_key_value_heads": 2, "logit_scale": 0.5},
+        tied=(_LM, {}),
+        untied=(_LM, _UNTIED | {"num_key_value_heads": 4, "attention_bias": True}),
+    ),
+    *_variants(
+        "cohere2",
+        "Cohere2",
+        _LN | {"num_key_value_heads": 2, "sliding_window": 4},
+        tied=(_LM, {"layer_types": ["sliding_attention", "full_attention"]}),
+        untied=(_LM, _UNTIED | {"num_hidden_layers": 4}),
+    ),
+    *_variants(
+        "stablelm",
+        "StableLm",
+        _LN | {"num_key_value_heads": 2, "hidden_size": 32},
+        untied=(_LM, {}),
+        biases=(_LM, {"use_qkv_bias": True, "num_key_value_heads": 4}),
+        parallel=(_LM, {"use_parallel_residual": True, "tie_word_embeddings": True}),
+        classifier=(_CLS, {"num_labels": 5}),
+    ),
+    *_variants(
+        "nemotron",
+        "Nemotron",
+        _WIDE | _TEXT | {"num_key_value_heads": 2, "norm_eps": 1e-3, "head_dim": 8},
+        untied=(_LM, {}),
+        biases=(_LM, {"attention_bias": True, "mlp_bias": True}),
+        relu=(_LM, {"hidden_act": "relu", "tie_word_embeddings": True}),
+    ),
+    *_variants(
+        "olmo",
+        "Olmo",
+        _WIDE | _TEXT | {"num_key_value_heads": 2},
+        untied=(_LM, {}),
+        tied=(_LM, {"tie_word_embeddings": True, "attention_bias": True}),
+        bare=("Model", {}),
+    ),
+    *_variants(
+        "olmo2", "Olmo2", _RMS, untied=(_LM, {}), tied=(_LM, {"tie_word_embeddings": True, "attention_bias": True})
+    ),
+    *_variants(
+        "olmo3",
+        "Olmo3",
+        _RMS | {"sliding_window": 4},
+        untied=(_LM, {"num_hidden_layers": 4, "num_key_value_heads": 4}),
+        tied=(_LM, {"tie_word_embeddings": True, "layer_types": ["full_attention", "sliding_attention"]}),
     ),
     *_variants(
         "starcoder2",

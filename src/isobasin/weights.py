@@ -41,7 +41,8 @@ class Weights(Mapping[str, Tensor]):
     exact: bool = True
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
+        plain = self.arch.plain_gains.get(name)
+        return self.tensors[name] if plain is None else torch.ones(plain)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arch.tensors)

@@ -195,7 +195,7 @@ class _Stored(Mapping[str, Tensor]):
         self._tensors, self._dtypes = tensors, dtypes
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name].to(self._dtypes[name])
+        return self._tensors[name].to(self._dtypes.get(name, torch.float32))  # norms without parameters have ones
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -253,13 +253,14 @@ class LayerCheck:
         total = torch.zeros(())
         for space in self._spaces(layer):
             norm = self.arch.norm_of(space)
-            gain = tensors[norm.gain]
-            z = _normalised(torch.randn(LENGTH, len(gain), generator=rng, dtype=torch.float64).to(gain.device), norm)
+            device = tensors[self.arch.blocks[space.name][0]].device
+            z = torch.randn(LENGTH, self.arch.stream.size, generator=rng, dtype=torch.float64).to(device)
+            z = _normalised(z, "rms" if norm is None else norm.kind)
             z = action.act(z, -1, Axis((Term(self.arch.stream.name),)))
-            x = _read(self.arch, tensors, norm, z)
+            x = z if norm is None else _read(self.arch, tensors, norm, z)
             out = _attention(self.arch, space, tensors, x) if isinstance(space, HeadSpace) else None
             out = out if out is not None else _units(self.arch, space, tensors, x)  # type: ignore[arg-type]
-            total = total + (out + x if norm.skip else out)  # after a post-norm the stream itself goes on
+            total = total + (out + x if norm and norm.skip else out)  # after a post-norm the stream itself goes on
         for bias in self._biases(layer):
             total = total + tensors[bias]
         return total
@@ -286,8 +287,8 @@ def require_unchanged(layer: int, change: float) -> None:
         )
 
 
-def _normalised(z: Tensor, norm: Norm) -> Float[Tensor, "t d"]:
-    if norm.kind == "layer":
+def _normalised(z: Tensor, kind: str) -> Float[Tensor, "t d"]:
+    if kind == "layer":
         z = z - z.mean(-1, keepdim=True)
     return z / z.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-300)  # of width 1, a LayerNorm leaves zeros
 

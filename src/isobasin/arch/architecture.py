@@ -76,7 +76,8 @@ class HeadSpace:
 
     `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
     `qk_norm`: queries and keys of each head pass an RMSNorm before they rotate; all heads share its gains, which are
-    called `q_gain` and `k_gain`. `plus_one`: these gains are stored less 1.
+    called `q_gain` and `k_gain`. `whole_norm`: that norm is over all heads together, with a gain for every column.
+    `plus_one`: these gains are stored less 1.
     """
 
     name: str
@@ -87,6 +88,7 @@ class HeadSpace:
     interleaved: bool = False
     permutable: bool = True
     qk_norm: bool = False
+    whole_norm: bool = False
     layer: int | None = field(default=None, compare=False)
     stack: str = field(default="", compare=False)
     label: str = field(default="heads", compare=False)
@@ -111,14 +113,14 @@ def identity_fields(space: Space | HeadSpace) -> dict[str, Any]:
     """The fields that tell two spaces apart; where a space lies in its model is not among them. Nor is a norm that a
     space does not have: files that were written before there were any stay the same."""
     found = {f.name: getattr(space, f.name) for f in fields(space) if f.compare}
-    return {name: value for name, value in found.items() if name != "qk_norm" or value}
+    return {name: value for name, value in found.items() if name not in ("qk_norm", "whole_norm") or value}
 
 
 @dataclass(frozen=True)
 class Norm:
     """A norm over a space. `skip` is the module that writes beside it where the norm sits on the skip path
     (post-norm); `exposed` says that its output is an output of the model; `plus_one`, that its gain is stored less 1
-    (Gemma)."""
+    (Gemma); `plain`, that it has no parameters (OLMo): its gain is then read as ones."""
 
     name: str
     kind: Literal["layer", "rms"]
@@ -127,6 +129,7 @@ class Norm:
     skip: str | None = None
     exposed: bool = False
     plus_one: bool = False
+    plain: bool = False
 
     @property
     def gain(self) -> str:
@@ -236,11 +239,11 @@ class Architecture:
             found[others[0] if others else stream].append(name)
         return {space: tuple(names) for space, names in found.items()}
 
-    def norm_of(self, space: Space | HeadSpace) -> Norm:
-        """The norm that a block of heads or units reads."""
+    def norm_of(self, space: Space | HeadSpace) -> Norm | None:
+        """The norm that a block of heads or units reads; None where it reads the stream itself."""
         faces = (space.qk,) if isinstance(space, HeadSpace) else (space.name,)
         words = (axis.name for f in faces for name, *_ in self.carriers(f) for axis in self.tensors[name].roles[0].axes)
-        return next(self.norms[word] for word in words if word is not None and word in self.norms)
+        return next((self.norms[word] for word in words if word is not None and word in self.norms), None)
 
     def size_of(self, axis: Axis) -> int | None:
         """How long this axis must be; None where any length is right."""
@@ -258,7 +261,7 @@ class Architecture:
     def readers(self, norm: str) -> tuple[Linear, ...]:
         """Every tensor with an axis that reads this norm."""
         return tuple(
-            Linear(name, axis, out_axis(role, self.norms), self.bias_of(name))
+            Linear(name, axis, out_axis(role, {*self.norms, self.stream.name}), self.bias_of(name))
             for name, role, axis, word in self._axes()
             if word.name == norm
         )
@@ -310,6 +313,11 @@ class Architecture:
         heads = (gain for heads in self.heads() if heads.plus_one for gain in (heads.q_gain, heads.k_gain))
         return frozenset([*(norm.gain for norm in self.norms.values() if norm.plus_one), *heads])
 
+    @cached_property
+    def plain_gains(self) -> Mapping[str, int]:
+        """The gains that norms without parameters would have, and their sizes: whoever asks for one gets ones."""
+        return {norm.gain: self.term_size(Term(norm.space)) for norm in self.norms.values() if norm.plain}
+
     def tied(self, name: str) -> bool:
         return len(self.tensors[name].roles) > 1
 
@@ -358,9 +366,10 @@ def _present(item: Sum, tensors: Mapping[str, Pattern]) -> Sum | None:
     return replace(item, give=give)
 
 
-def out_axis(role: Role, norms: Container[str]) -> int | None:
-    """The axis of a linear map's outputs: the first beside its input, which reads a norm or else is a dual."""
-    reads = [k for k, axis in enumerate(role.axes) if axis.name in norms]
+def out_axis(role: Role, sources: Container[str]) -> int | None:
+    """The axis of a linear map's outputs: the first beside its input, which reads one of these norms and streams, or
+    else is a dual."""
+    reads = [k for k, axis in enumerate(role.axes) if axis.name in sources and axis.terms[0].dual]
     duals = [k for k, axis in enumerate(role.axes) if axis.terms and all(t.dual for t in axis.terms)]
     inputs = (reads or duals)[:1]
     return next((k for k in range(len(role.axes)) if k not in inputs), None)
@@ -369,7 +378,7 @@ def out_axis(role: Role, norms: Container[str]) -> int | None:
 # -- building one from strings --------------------------------------------------------------------------------
 
 _PLACE = re.compile(r"\{(\d*)i(?:\+(\d+))?\}")
-_NORM = re.compile(r"(layer|rms)\(([^,()]+),\s*([^,()]+?)((?:,\s*(?:skip=[^,()]+|exposed|plus_one))*)\)")
+_NORM = re.compile(r"(layer|rms)\(([^,()]+),\s*([^,()]+?)((?:,\s*(?:skip=[^,()]+|exposed|plus_one|plain))*)\)")
 
 
 def per_layer(entries: Mapping[str, str], n_layers: int) -> dict[str, str]:
@@ -417,17 +426,19 @@ def build(
             name = s.name.format(i=i)
             every[name] = replace(s, name=name, layer=i, label=s.name.replace("{i}", ""))
     parsed = {name: _norm(name, text) for name, text in per_layer(norms, n).items()}
+    sources = {*parsed, *(space.name for space in spaces if space.stream)}
     patterns: dict[str, Pattern] = {}
     for module, text in per_layer(modules, n).items():
         pattern = parse(text)
         patterns[f"{module}.weight"] = pattern
-        patterns[f"{module}.bias"] = _bias(pattern, parsed)
+        patterns[f"{module}.bias"] = _bias(pattern, sources)
     for name, text in per_layer(tensors, n).items():
         patterns[name] = parse(text)
     for each in by_layer[:1] if by_layer and by_layer[0].qk_norm else ():
-        names = dict.fromkeys((each.q_gain, each.k_gain), f".{each.d_head}")
+        words = ("|qk{i}:q|", "|qk{i}|") if each.whole_norm else (f".{each.d_head}",) * 2
+        names = dict(zip((each.q_gain, each.k_gain), words))
         patterns |= {name: parse(text) for name, text in per_layer(names, n).items()}
-    for norm in parsed.values():
+    for norm in (norm for norm in parsed.values() if not norm.plain):
         patterns[norm.gain] = parse(f"|{norm.space}|")
         if norm.kind == "layer":
             patterns[norm.shift] = parse(f"?{norm.space}")
@@ -437,9 +448,9 @@ def build(
     return arch
 
 
-def _bias(pattern: Pattern, norms: Container[str]) -> Pattern:
+def _bias(pattern: Pattern, sources: Container[str]) -> Pattern:
     role = pattern.roles[0]
-    axis = out_axis(role, norms)
+    axis = out_axis(role, sources)
     assert axis is not None, pattern.text
     return Pattern(f"bias of {pattern.text!r}", (Role((role.axes[axis],)),), optional=True)
 
@@ -448,13 +459,20 @@ def _norm(name: str, text: str) -> Norm:
     found = _NORM.fullmatch(text)
     if found is None:
         raise ArchitectureError(
-            f"norm {name}: {text!r} is not layer(space, module) or rms(space, module), with skip=module, exposed or "
-            "plus_one behind it"
+            f"norm {name}: {text!r} is not layer(space, module) or rms(space, module), with skip=module, exposed, "
+            "plus_one or plain behind it"
         )
     kind: Literal["layer", "rms"] = "layer" if found[1] == "layer" else "rms"
     words = [word.strip() for word in found[4].split(",")]
     skip = next((word.removeprefix("skip=") for word in words if word.startswith("skip=")), None)
-    return Norm(name, kind, found[2].strip(), found[3].strip(), skip, "exposed" in words, "plus_one" in words)
+    return Norm(
+        name,
+        kind,
+        found[2].strip(),
+        found[3].strip(),
+        skip,
+        *(key in words for key in ("exposed", "plus_one", "plain")),
+    )
 
 
 def _validate(arch: Architecture) -> None:
@@ -492,7 +510,7 @@ def _validate(arch: Architecture) -> None:
         place = arch.spaces.get(norm.space)
         if not isinstance(place, Space):
             raise ArchitectureError(f"norm {norm.name}: {norm.space!r} is not a space of this family")
-        if place.kind in ROTATED and not gain_is_free(arch, norm):
+        if place.kind in ROTATED and not norm.plain and not gain_is_free(arch, norm):
             raise ArchitectureError(
                 f"norm {norm.name} ({norm.module}): its gain can not be folded, so {norm.space} can not rotate; "
                 "declare a permutation kind"
@@ -528,4 +546,10 @@ def units_kind(activation: str) -> Kind:
 def gain_is_free(arch: Architecture, norm: Norm) -> bool:
     """A gain folds into its readers if they are all there is: no skip path, no second role, no output."""
     readers = arch.readers(norm.name)
-    return not norm.skip and not norm.exposed and bool(readers) and not any(arch.tied(r.weight) for r in readers)
+    return (
+        not norm.skip
+        and not norm.exposed
+        and not norm.plain
+        and bool(readers)
+        and not any(arch.tied(r.weight) for r in readers)
+    )

@@ -11,16 +11,20 @@ from typing import Any
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.families import (
     bert,
+    cohere,
     falcon,
     gemma,
+    glm,
     gpt2,
     gpt_neo,
     gpt_neox,
     isobasin,
     llama,
+    olmo,
     phi,
     phi3,
     qwen2,
+    stablelm,
     starcoder2,
     vit,
 )
@@ -29,7 +33,10 @@ from isobasin.errors import ArchitectureError
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for file in (gpt2, bert, vit, llama, qwen2, phi3, gemma, starcoder2, phi, falcon, gpt_neo, gpt_neox, isobasin)
+    for file in (
+        *(gpt2, bert, vit, llama, qwen2, phi3, gemma, glm, cohere, stablelm, olmo),
+        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, isobasin),
+    )
     for family in file.FAMILIES
 }
 
@@ -62,7 +69,7 @@ REFUSED: dict[str, str] = {
         "encoder-decoder models are not implemented",
     ),
     **dict.fromkeys(
-        ("gemma3", "gemma4", "olmo2", "olmo3", "cohere", "cohere2", "stablelm"),
+        ("gemma3", "gemma4"),
         "norms on queries and keys are not implemented",
     ),
     **dict.fromkeys(("clip", "siglip", "siglip2"), "models with two towers are not implemented"),

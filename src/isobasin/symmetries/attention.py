@@ -53,7 +53,7 @@ def _face(
     """(heads × d × n) and the bias (heads × n), if there is one."""
     weight, bias = None, None
     for name, axis, words, term in arch.carriers(face):
-        if term.dual != dual:
+        if term.dual != dual or term.permutation_part:
             continue
         part = tensors[name].movedim(axis, 0)
         if len(words.terms) > 1:
@@ -83,8 +83,10 @@ def attend(
     share = heads.group_size
     q, k, v = (torch.einsum("td,hdn->htn", x, w) for w in (m.q, m.k, m.v))
     if gains is not None:
-        roots = (y.square().mean(-1, keepdim=True).clamp(min=1e-300).sqrt() for y in (q, k))
-        q, k = (y / root * gain for y, root, gain in zip((q, k), roots, gains))
+        over = (0, -1) if heads.whole_norm else (-1,)
+        roots = (y.square().mean(over, keepdim=True).clamp(min=1e-300).sqrt() for y in (q, k))
+        rows = (gain.reshape(-1, 1, heads.d_head) for gain in gains)
+        q, k = (y / root * gain for y, root, gain in zip((q, k), roots, rows))
     k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
     if heads.rotary:
         q, k = _turned(q, heads), _turned(k, heads)

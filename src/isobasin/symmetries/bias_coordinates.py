@@ -223,7 +223,7 @@ def key_biases(arch: Architecture) -> list[KeyBias]:
     for heads in arch.heads():
         face = heads.qk
         for name, _, words, term in arch.carriers(face):
-            if term.dual or len(arch.tensors[name].roles[0].axes) != 1:
+            if term.dual or term.permutation_part or len(arch.tensors[name].roles[0].axes) != 1:
                 continue
             rows = face_columns(arch, words, face, dual=False)
             free = free_key_rows(heads, rows)

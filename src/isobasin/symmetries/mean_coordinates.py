@@ -236,7 +236,7 @@ def reader_means(arch: Architecture) -> list[ReaderMean]:
 
 
 def _reader_mean(arch: Architecture, reader: Linear, norm: Norm, has_shift: bool, words: Axis) -> ReaderMean | None:
-    folded = gain_is_free(arch, norm)
+    folded = norm.plain or gain_is_free(arch, norm)
     assert reader.out_axis is not None
     size = arch.shapes[reader.weight][reader.out_axis]
     heads = next((s for s in map(arch.space_of, words.terms) if isinstance(s, HeadSpace)), None)
@@ -277,6 +277,12 @@ def output_projection(arch: Architecture, heads: HeadSpace) -> tuple[str, int, s
     return None
 
 
+def _only_plain_norms(arch: Architecture, tied: str) -> bool:
+    """Whether a tied head reads norms without parameters alone: then it does not see the mean of its rows either."""
+    words = {term.name for role in arch.tensors[tied].roles for axis in role.axes for term in axis.terms}
+    return all(arch.norms[word].plain for word in words if word in arch.norms)
+
+
 def writer_means(arch: Architecture) -> list[WriterMean]:
     """For every stream that only LayerNorms see; a tied tensor is seen by the head as well."""
     found = []
@@ -289,7 +295,7 @@ def writer_means(arch: Architecture) -> list[WriterMean]:
         writing = {norm.shift for norm in arch.norms.values() if not norm.exposed and not arch.readers(norm.name)}
         own = {n for norm in arch.norms.values() for n in (norm.gain, norm.shift)} - writing
         for writer in arch.writers(space):
-            if writer.weight in own or arch.tied(writer.weight):
+            if writer.weight in own or (arch.tied(writer.weight) and not _only_plain_norms(arch, writer.weight)):
                 continue
             words = arch.tensors[writer.weight].roles[0].axes
             shape = tuple(s for k, s in enumerate(arch.shapes[writer.weight]) if k != writer.axis)

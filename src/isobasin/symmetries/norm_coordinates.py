@@ -259,7 +259,7 @@ class QueryKeyGains(Coordinate):
     """Gains of the norms on queries and keys: a factor that one has and the other lacks, one for each rotary pair.
 
     A score is a sum over pairs of γ_q γ_k times something that rotates, so γ_q c and γ_k / c are the same. The value is
-    half the logarithm of |γ_q| / |γ_k| for each pair.
+    half the logarithm of |γ_q| / |γ_k| for each pair; where heads have gains of their own, for each kv head and pair.
     """
 
     heads: HeadSpace
@@ -272,11 +272,16 @@ class QueryKeyGains(Coordinate):
 
     @property
     def dim(self) -> int:
-        return self.heads.rotary // 2
+        return self._rows * self.heads.rotary // 2
+
+    @property
+    def _rows(self) -> int:
+        return self.heads.n_kv_heads if self.heads.whole_norm else 1
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.heads.rotary // 2,),)
+        pairs = self.heads.rotary // 2
+        return ((self._rows, pairs) if self.heads.whole_norm else (pairs,),)
 
     @property
     def touches(self) -> frozenset[str]:
@@ -290,21 +295,26 @@ class QueryKeyGains(Coordinate):
         return (q / k).log() / 2
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
-        return value
+        element = action.elements.get(self.heads.name)
+        if not self.heads.whole_norm or element is None:
+            return value
+        return value[element.tensors()["kv"]]
 
     def set(self, value: Tensor) -> dict[str, Change]:
-        def factor(t: Tensors) -> Tensor:
-            step = (value.to(t[self.heads.q_gain].device) - self.read(t)).exp()
-            return step.repeat_interleave(2) if self.heads.interleaved else step.repeat(2)
+        def factor(t: Tensors, gain: str) -> Tensor:
+            step = (value.to(t[gain].device) - self.read(t)).exp().reshape(self._rows, 1, -1)
+            pairs = step.repeat_interleave(2, -1) if self.heads.interleaved else step.repeat(1, 1, 2)
+            return pairs.expand(-1, t[gain].numel() // pairs.numel(), -1).flatten()
 
-        return {
-            self.heads.q_gain: lambda t: t[self.heads.q_gain] * factor(t),
-            self.heads.k_gain: lambda t: t[self.heads.k_gain] / factor(t),
-        }
+        q, k = self.heads.q_gain, self.heads.k_gain
+        return {q: lambda t: t[q] * factor(t, q), k: lambda t: t[k] / factor(t, k)}
 
     def _sizes(self, gain: Tensor) -> Tensor:
-        pairs = gain.unflatten(0, (-1, 2)).mT if self.heads.interleaved else gain.unflatten(0, (2, -1))
-        return pairs.square().sum(0).sqrt()
+        """The size of the gains of every pair, over all query heads that share a kv head."""
+        columns = gain.reshape(self._rows, -1, self.heads.d_head)
+        pairs = columns.unflatten(-1, (-1, 2)).mT if self.heads.interleaved else columns.unflatten(-1, (2, -1))
+        sizes = pairs.square().sum((1, 2)).sqrt()
+        return sizes if self.heads.whole_norm else sizes[0]
 
 
 def query_key_gains(arch: Architecture) -> list[QueryKeyGains]:

@@ -1,6 +1,7 @@
 """What decoders have in common: the token embedding and the head behind it, tied to it or not."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from isobasin.arch.architecture import Sum
 from isobasin.arch.config import Fields
@@ -64,3 +65,27 @@ def parallel_biases(attention: str, feed_forward: str, n_layers: int) -> tuple[S
         Sum(f"out{i}", ((attention.format(i=i), 0, None),), ((feed_forward.format(i=i), 0, None),))
         for i in range(n_layers)
     )
+
+
+def two_rotary(c: Fields, base: float, local_base: float | None = None) -> dict[str, Any]:
+    """Rotary positions of full and of sliding attention; older configs have them in three keys, and `rope_scaling`
+    changes those of full attention. `base` is what transformers takes where a config has none."""
+    table = c.table("rope_parameters")
+    full = table.get("full_attention") or {"rope_theta": c.config.get("rope_theta", base)}
+    sliding = table.get("sliding_attention") or {"rope_theta": c.config.get("rope_local_base_freq", local_base or base)}
+    return {"full": _rotary({**full, **c.table("rope_scaling")}), "sliding": _rotary(sliding)}
+
+
+def _rotary(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers reads of a table: of the default type, the base alone."""
+    plain = table.get("rope_type", "default") == "default"
+    return {"rope_type": "default", "rope_theta": table.get("rope_theta")} if plain else dict(table)
+
+
+def sliding_windows(config: Mapping[str, Any], every: int = 2) -> dict[str, Any]:
+    """The sliding window of each layer; by default every n-th layer has none."""
+    window, types = config.get("sliding_window", 4096), config.get("layer_types")
+    if types is None:
+        layers = range(1, Fields(config).size("num_hidden_layers") + 1)
+        types = ["full_attention" if i % every == 0 else "sliding_attention" for i in layers]
+    return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}

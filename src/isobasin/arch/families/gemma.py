@@ -8,6 +8,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.config import Fields
+from isobasin.arch.families.decoder import sliding_windows, two_rotary
 from isobasin.arch.families.llama import ATTENTION, FEED_FORWARD, gated_decoder
 from isobasin.arch.family import CAUSAL, BiasFlag, Family
 
@@ -20,7 +21,13 @@ def gemma(config: Mapping[str, Any]) -> Architecture:
 def gemma2(config: Mapping[str, Any]) -> Architecture:
     defaults = {"head_dim": 256, "num_key_value_heads": 4}
     return gated_decoder(
-        config, ATTENTION | FEED_FORWARD, defaults=defaults, tied_default=True, plus_one=True, norms=_SANDWICH
+        config,
+        ATTENTION | FEED_FORWARD,
+        defaults=defaults,
+        tied_default=True,
+        plus_one=True,
+        norms=_SANDWICH,
+        norms_behind=True,
     )
 
 
@@ -34,24 +41,10 @@ def gemma3(config: Mapping[str, Any]) -> Architecture:
         tied_default=True,
         plus_one=True,
         norms=_SANDWICH,
+        norms_behind=True,
         qk_norm=True,
-        rotary=_two_rotary(Fields(config)),
+        rotary=two_rotary(Fields(config), 1e6, 10000.0),
     )
-
-
-def _two_rotary(c: Fields) -> dict[str, Any]:
-    """Rotary positions of full and of sliding attention; older configs have them in three keys, and `rope_scaling`
-    changes those of full attention."""
-    table = c.table("rope_parameters")
-    full = table.get("full_attention") or {"rope_theta": c.config.get("rope_theta", 1e6)}
-    sliding = table.get("sliding_attention") or {"rope_theta": c.config.get("rope_local_base_freq", 10000.0)}
-    return {"full": _rotary({**full, **c.table("rope_scaling")}), "sliding": _rotary(sliding)}
-
-
-def _rotary(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers reads of a table: of the default type, the base alone."""
-    plain = table.get("rope_type", "default") == "default"
-    return {"rope_type": "default", "rope_theta": table.get("rope_theta")} if plain else dict(table)
 
 
 _SANDWICH = {
@@ -62,17 +55,8 @@ _SANDWICH = {
 }
 
 
-def _windows(config: Mapping[str, Any], every: int = 2) -> dict[str, Any]:
-    """The sliding window of each layer; by default every n-th layer has none."""
-    window, types = config.get("sliding_window", 4096), config.get("layer_types")
-    if types is None:
-        layers = range(1, Fields(config).size("num_hidden_layers") + 1)
-        types = ["full_attention" if i % every == 0 else "sliding_attention" for i in layers]
-    return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}
-
-
 def _gemma3_windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    return _windows(config, config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
+    return sliding_windows(config, config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
 
 
 def _gemma_activation(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +110,7 @@ FAMILIES = (
             "attn_logit_softcapping": 50.0,
         },
         rare_settings=CAUSAL | {"use_bidirectional_attention": None},
-        derived_settings=_windows,
+        derived_settings=sliding_windows,
         head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
         bias_flags=_GEMMA_BIASES,
         example=(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind
+from isobasin.arch.architecture import Architecture, HeadSpace, Kind, Sizes, Space, build, stream_kind
 from isobasin.arch.config import Fields
 from isobasin.arch.families.decoder import decoder_head
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
@@ -26,6 +26,7 @@ FEED_FORWARD = {
     "model.layers.{i}.mlp.up_proj": "ff{i} m{i}*",
     "model.layers.{i}.mlp.down_proj": "resid ff{i}*",
 }
+PARALLEL_FEED_FORWARD = {name: text.replace("m{i}*", "a{i}*") for name, text in FEED_FORWARD.items()}
 
 
 def gated_decoder(
@@ -33,22 +34,31 @@ def gated_decoder(
     layer: Mapping[str, str],
     *,
     defaults: Mapping[str, int] | None = None,
-    partial_rotary: bool = False,
+    norm: str = "rms",
+    units: Kind = "scaled",
+    partial_rotary: float | None = None,
+    rounded: bool = True,
+    interleaved: bool = False,
     tied_default: bool = False,
     plus_one: bool = False,
+    plain: bool = False,
     without_positions: Collection[int] = (),
     rope_theta: float = 10000.0,
     norms: Mapping[str, str] | None = None,
+    norms_behind: bool = False,
     qk_norm: bool = False,
+    whole_norm: bool = False,
     rotary: Mapping[str, Any] | None = None,
 ) -> Architecture:
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
-    Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs.
+    Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs. Others
+    have a default for it, `partial_rotary` (`rounded`, `interleaved`: see `Fields.rotary_columns` and `HeadSpace`).
     `defaults` are sizes that transformers takes where a config has none. `without_positions` are layers whose heads do
-    not rotate at all; `plus_one`: gains are stored less 1. `norms` are those of a layer where they are not Llama's; one
-    that no weight reads stands behind a sublayer, and its gain keeps the stream from rotating. `qk_norm`: norms on
-    queries and keys. `rotary` is what a config says of rotary positions, where it says it in another way.
+    not rotate at all; `plus_one`: gains are stored less 1; `plain`: norms have no parameters. `norms` are those of a
+    layer where they are not Llama's; `norms_behind`: some of them stand behind a sublayer, and no weight reads them, so
+    that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys. `rotary` is what
+    a config says of rotary positions, where it says it in another way.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
@@ -56,29 +66,37 @@ def gated_decoder(
     d_head = c.size("head_dim", usual["head_dim"]) if "head_dim" in usual else c.d_head(n_heads, d)
     n_kv_heads, d_ff = c.size("num_key_value_heads", usual["num_key_value_heads"]), c.size("intermediate_size")
     sizes = Sizes(c.size("num_hidden_layers"), n_heads, n_kv_heads, d, d_head, d_ff)
-    columns = c.rotary_columns(d_head, "partial_rotary_factor", 1.0) if partial_rotary else d_head
+    columns = d_head
+    if partial_rotary is not None:
+        columns = c.rotary_columns(d_head, "partial_rotary_factor", partial_rotary, rounded=rounded)
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
-    word = ", plus_one" if plus_one else ""
-    heads = HeadSpace("heads", n_heads, sizes.n_kv_heads, d_head, columns, qk_norm=qk_norm, plus_one=plus_one)
+    word = ", plus_one" if plus_one else ", plain" if plain else ""
+    heads = HeadSpace("heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one)
+    heads = replace(heads, whole_norm=whole_norm)
     if qk_norm:
         layer_names = "model.layers.{i}.self_attn"
         heads = replace(heads, q_gain=f"{layer_names}.q_norm.weight", k_gain=f"{layer_names}.k_norm.weight")
     usual_norms = {
-        "a{i}": f"rms(resid, model.layers.{{i}}.input_layernorm{word})",
-        "m{i}": f"rms(resid, model.layers.{{i}}.post_attention_layernorm{word})",
+        "a{i}": f"{norm}(resid, model.layers.{{i}}.input_layernorm{word})",
+        "m{i}": f"{norm}(resid, model.layers.{{i}}.post_attention_layernorm{word})",
     }
     return build(
         family=c.word("model_type", "llama"),
         positions="rope",
         sizes=sizes,
         spaces=[
-            Space("resid", d, stream_kind("rms", tied=head.tied or norms is not None, bare=head.bare), stream=True),
-            Space("ff{i}", d_ff, "scaled"),
+            Space(
+                "resid",
+                d,
+                stream_kind(norm, tied=(head.tied and not plain) or norms_behind, bare=head.bare),
+                stream=True,
+            ),
+            Space("ff{i}", d_ff, units),
         ],
         heads=[replace(heads, rotary=0) if i in without_positions else heads for i in range(sizes.n_layers)]
         if without_positions
         else heads,
-        norms=dict(norms or usual_norms) | {"f": f"rms(resid, model.norm{head.exposed}{word})"},
+        norms=dict(norms or usual_norms) | {"f": f"{norm}(resid, model.norm{head.exposed}{word})"},
         modules=dict(layer) | head.modules,
         tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"},
         aliases=head.aliases,

@@ -16,7 +16,7 @@ _LAYER = {
 
 
 def phi3(config: Mapping[str, Any]) -> Architecture:
-    return gated_decoder(config, _LAYER, partial_rotary=True)
+    return gated_decoder(config, _LAYER, partial_rotary=1.0)
 
 
 FAMILIES = (

@@ -1,0 +1,93 @@
+"""Cohere and Cohere 2: LayerNorm without shifts, one for both sublayers, interleaved rotary positions, a tied head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from isobasin.arch.architecture import Architecture
+from isobasin.arch.config import Fields
+from isobasin.arch.families.llama import ATTENTION, PARALLEL_FEED_FORWARD, gated_decoder
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
+from isobasin.errors import ArchitectureError
+
+
+def cohere(config: Mapping[str, Any]) -> Architecture:
+    if Fields(config).flag("use_qk_norm", False):
+        raise ArchitectureError(
+            "config.json: use_qk_norm is true; Cohere with norms on queries and keys is not supported"
+        )
+    return _cohere(config, without_positions=())
+
+
+def cohere2(config: Mapping[str, Any]) -> Architecture:
+    """Layers that see the whole text have no positions."""
+    types = _layer_types(config)
+    return _cohere(config, without_positions=[i for i, kind in enumerate(types) if kind != "sliding_attention"])
+
+
+def _cohere(config: Mapping[str, Any], without_positions: list[int] | tuple[()]) -> Architecture:
+    return gated_decoder(
+        config,
+        ATTENTION | PARALLEL_FEED_FORWARD,
+        norm="layer",
+        interleaved=True,
+        tied_default=True,
+        rope_theta=500000.0 if config.get("model_type") == "cohere" else 10000.0,
+        without_positions=without_positions,
+        norms={"a{i}": "layer(resid, model.layers.{i}.input_layernorm)"},
+    )
+
+
+def _layer_types(config: Mapping[str, Any]) -> list[str]:
+    """By default every fourth layer sees the whole text."""
+    types = config.get("layer_types")
+    if types is not None:
+        return list(types)
+    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 4
+    layers = range(1, Fields(config).size("num_hidden_layers") + 1)
+    return ["full_attention" if i % every == 0 else "sliding_attention" for i in layers]
+
+
+def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    window = config.get("sliding_window", 4096)
+    return {"sliding windows": [window if kind == "sliding_attention" else None for kind in _layer_types(config)]}
+
+
+_BIAS_FLAGS = (
+    BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
+    BiasFlag("", False, r"\b(mlp\.\w+|\w*norm)\.bias$"),
+)
+_SETTINGS = {"hidden_act": "silu", "layer_norm_eps": 1e-5, "logit_scale": 0.0625}
+
+FAMILIES = (
+    Family(
+        "cohere",
+        cohere,
+        "CohereForCausalLM",
+        prefix="model.",
+        settings=_SETTINGS,
+        rare_settings=CAUSAL,
+        head_settings=LAST_TOKEN,
+        bias_flags=_BIAS_FLAGS,
+        example=(
+            "Command R",
+            {"hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 40}
+            | {"intermediate_size": 22528, "vocab_size": 256000},
+        ),
+    ),
+    Family(
+        "cohere2",
+        cohere2,
+        "Cohere2ForCausalLM",
+        prefix="model.",
+        settings=_SETTINGS,
+        rare_settings=CAUSAL,
+        derived_settings=_windows,
+        head_settings=LAST_TOKEN,
+        bias_flags=_BIAS_FLAGS,
+        example=(
+            "Command R7B",
+            {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32}
+            | {"intermediate_size": 14336, "vocab_size": 256000},
+        ),
+    ),
+)
