@@ -50,7 +50,9 @@ class ModelType:
 
         settings = getattr(transformers, self.config_class)(**self.config)
         with torch.random.fork_rng(devices=[]):
-            fresh = getattr(transformers, self.model)._from_config(settings, attn_implementation="eager")
+            fresh = getattr(transformers, self.model)._from_config(
+                settings, attn_implementation="eager", experts_implementation="eager"
+            )
         return randomize(fresh, crc32(f"{self.name} {seed}".encode())).eval()
 
 
@@ -76,6 +78,8 @@ def _variants(
 _QUARTER = {"rope_type": "default", "partial_rotary_factor": 0.25}
 _UNTIED = {"tie_word_embeddings": False}
 _FALCON = _WIDE | _TEXT | {"ffn_hidden_size": 40, "layer_norm_epsilon": 1e-3}
+_EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 14}
+_SPARSE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 14}
 _LM, _CLS = "ForCausalLM", "ForSequenceClassification"
 _NEO = {"vocab_size": V, "hidden_size": 24, "num_layers": L, "num_heads": 4, "max_position_embeddings": 24}
 _NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 3, "layer_norm_epsilon": 1e-3}
@@ -189,6 +193,22 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         untied=(_LM, {"num_hidden_layers": 4, "num_key_value_heads": 4}),
         tied=(_LM, {"tie_word_embeddings": True, "layer_types": ["full_attention", "sliding_attention"]}),
     ),
+    *_variants("mixtral", "Mixtral", _RMS | _EXPERTS, untied=(_LM, {}), tied=(_LM, {"tie_word_embeddings": True})),
+    *_variants(
+        "qwen2_moe",
+        "Qwen2Moe",
+        _RMS | _SPARSE | {"shared_expert_intermediate_size": 10},
+        untied=(_LM, {}),
+        dense_layer=(_LM, {"mlp_only_layers": [0], "norm_topk_prob": True, "tie_word_embeddings": True}),
+    ),
+    *_variants(
+        "qwen3_moe",
+        "Qwen3Moe",
+        _RMS | _SPARSE | {"head_dim": 6},
+        untied=(_LM, {}),
+        dense_layer=(_LM, {"decoder_sparse_step": 2, "norm_topk_prob": True, "attention_bias": True}),
+    ),
+    *_variants("olmoe", "Olmoe", _RMS | _EXPERTS, untied=(_LM, {"num_experts": 3})),
     *_variants(
         "starcoder2",
         "Starcoder2",
@@ -320,6 +340,11 @@ def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Te
     """The outputs of these weights in float64, by the class of transformers of `model`."""
     import copy
 
+    if w.family.fused:
+        state = {disk: w.stored(name).double() for name, disk in w.names.on_disk.items()}
+        module = type(model).from_pretrained(None, config=model.config, state_dict=state, dtype=torch.float64)
+        with torch.no_grad():
+            return forward(module.eval(), inputs)
     module = copy.deepcopy(model).double()
     places = ib.load(model).names.on_disk
     state = dict(module.state_dict())

@@ -149,6 +149,7 @@ def load(folder: Path, *, dtype: torch.dtype = torch.float32) -> "PreTrainedMode
         folder,
         local_files_only=True,
         attn_implementation="eager",
+        experts_implementation="eager",
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # so that the report below names them

@@ -26,6 +26,7 @@ PLAIN_RUN = {
     "use_cache": False,
     "output_attentions": False,
     "output_hidden_states": False,
+    "output_router_logits": False,
     "chunk_size_feed_forward": 0,
 }
 _CHOICES = 2  # answers to one question of a multiple-choice model
@@ -169,8 +170,10 @@ def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
 
 
 def places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
-    """The parameter of `model` that holds each tensor: names in memory may differ from those on disk."""
-    return dict(load(model, dict(weights.config)).names.on_disk)
+    """The parameter of `model` that holds each tensor: names in memory may differ from those on disk. Tensors that
+    share a parameter with others are left out."""
+    found = load(model, dict(weights.config)).names.on_disk
+    return {name: place for name, place in found.items() if not weights.family.fused or place in model.state_dict()}
 
 
 def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
@@ -214,7 +217,9 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
     if name in weights.family.optional_pooler:  # config.json does not say whether there is a pooler
         options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
     try:
-        return kind, transformers.AutoConfig.for_model(**settings), options
+        made = transformers.AutoConfig.for_model(**settings)
+        made._experts_implementation = "eager"  # the plain formula, as of attention; others want sizes they can divide
+        return kind, made, options
     except Exception as error:  # an odd configuration can make transformers raise anything
         raise _no_model(name, error) from error
 
@@ -266,7 +271,8 @@ class Runner:
 
     @property
     def streamed(self) -> bool:
-        return self.weights.n_params > MAX_LOADED_PARAMETERS and not self.weights.family.own
+        family = self.weights.family
+        return self.weights.n_params > MAX_LOADED_PARAMETERS and not family.own and not family.fused
 
     @cached_property
     def module(self) -> torch.nn.Module:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from isobasin.arch import FAMILIES, Architecture, Family, Names, describe
+from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of
 from isobasin.checkpoint import (
     Checkpoint,
     CheckpointWriter,
@@ -237,13 +237,20 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
             ) from error
         return _weights(checkpoint, checkpoint.config, checkpoint)
     if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
-        tensors: Tensors = source.state_dict()
         config = config or source.config.to_dict() | _class_of(source)
+        tensors: Tensors = _file_tensors(source) if family_of(config).fused else source.state_dict()
     else:
         tensors = source
     if config is None:
         raise CheckpointError("a state dict needs its config beside it: load(tensors, config)")
     return _weights(tensors, config, None)
+
+
+def _file_tensors(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model of transformers as its files have them: it may hold several of them as one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(model, model.state_dict()))
 
 
 def _class_of(model: object) -> dict[str, list[str]]:

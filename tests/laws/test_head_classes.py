@@ -44,7 +44,7 @@ def test_every_class_of_a_model_type_is_covered_or_refused(name: str) -> None:
         if getattr(model_class, "config_class", None) is not type(config):
             continue
         with torch.random.fork_rng(devices=[]):
-            model = model_class._from_config(config, attn_implementation="eager").eval()
+            model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
         tiny.randomize(model, 0)
         if not family.covers(kind):
             with pytest.raises(ib.IsobasinError, match=f"{kind}.*, whose head is not supported; expected one of"):

@@ -228,6 +228,8 @@ _NEO |= _W | {"attention_types": [[["global"], 1]], "layer_norm_epsilon": 0.1}
 _R = _N | {"pad_token_id": 1, "max_position_embeddings": 7, "type_vocab_size": 1}
 _D = {"dim": 8, "hidden_dim": 6, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 5} | _W
 _I = _D8 | {"num_hidden_layers": 2, "image_size": 4, "patch_size": 2, "num_labels": 5, "layer_norm_eps": 0.1}
+_MOE = _LLAMA | {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 17, "num_experts_per_tok": 2}
+_SPARSE = {"num_experts": 4, "moe_intermediate_size": 3}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
@@ -269,6 +271,10 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "olmo tied": ("OlmoForCausalLM", _D8 | _W | _PAIR | {"tie_word_embeddings": True}, 158),
     "olmo2": ("Olmo2ForCausalLM", _LLAMA | _PAIR | {"vocab_size": 29, "intermediate_size": 5}, 49),
     "olmo3": ("Olmo3ForCausalLM", _LLAMA | {"vocab_size": 29}, 49),
+    "mixtral": ("MixtralForCausalLM", _MOE | {"num_local_experts": 4, "intermediate_size": 3}, 92),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", _MOE | _SPARSE, 90),
+    "qwen3_moe normalised": ("Qwen3MoeForCausalLM", _MOE | _SPARSE | {"norm_topk_prob": True}, 90),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", _MOE | _SPARSE | {"shared_expert_intermediate_size": 5}, 97),
     "roberta tied": ("RobertaForMaskedLM", _R, 204),
     "roberta untied": ("RobertaForMaskedLM", _R | _V19, 275),
     "distilbert tied": ("DistilBertForMaskedLM", _D, 180),

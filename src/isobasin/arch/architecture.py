@@ -202,6 +202,7 @@ class Architecture:
     aliases: Mapping[str, str] = field(default_factory=dict)
     rotary: Mapping[str, Any] = field(default_factory=dict)  # base, type and scaling of rotary positions
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a bound one
+    routers: tuple[str, ...] = ()  # weights whose outputs, one per row, pass a softmax: experts are chosen by them
 
     # -- looking things up ---------------------------------------------------------------------------------
 
@@ -408,6 +409,7 @@ def build(
     biases: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
     rotary: Mapping[str, Any] | None = None,
+    routers: tuple[str, ...] = (),
 ) -> Architecture:
     """Put an architecture together from a family's strings, and check that it makes sense.
 
@@ -416,7 +418,9 @@ def build(
     """
     n = sizes.n_layers
     table = {s.name: s for s in spaces}
-    every: dict[str, Space | HeadSpace] = {k: replace(s, label=k) for k, s in table.items() if "{i}" not in k}
+    every: dict[str, Space | HeadSpace] = {
+        k: replace(s, label=s.label or k) for k, s in table.items() if "{i}" not in k
+    }
     by_layer = [heads] * n if isinstance(heads, HeadSpace) else list(heads)
     for i, each in enumerate(by_layer):
         gains = {key: getattr(each, key).replace("{i}", str(i)) for key in ("q_gain", "k_gain")}
@@ -442,8 +446,13 @@ def build(
         patterns[norm.gain] = parse(f"|{norm.space}|")
         if norm.kind == "layer":
             patterns[norm.shift] = parse(f"?{norm.space}")
-    extras = (dict(each or {}) for each in (biases, aliases, rotary))
-    arch = Architecture(family, positions, sizes, every, parsed, patterns, sums, *extras)
+    arch = Architecture(
+        *(family, positions, sizes, every, parsed, patterns, sums),
+        biases=dict(biases or {}),
+        aliases=dict(aliases or {}),
+        rotary=dict(rotary or {}),
+        routers=routers,
+    )
     _validate(arch)
     return arch
 

@@ -82,17 +82,19 @@ class Fields:
             keys = {*keys, _LONGEST}
         return {"base": float(base), "type": kind} | {k: values[k] for k in keys if values.get(k) is not None}
 
-    def rotary_columns(self, d_head: int, key: str, default: float, *, rounded: bool = True) -> int:
+    def rotary_columns(
+        self, d_head: int, key: str, default: float, *, rounded: bool = True, head_dim: bool = True
+    ) -> int:
         """How many columns of a head rotate: a fraction, from the table or beside it, rounded up to pairs or (not
         `rounded`) an error if it is odd.
 
-        transformers takes the size of a head from `head_dim` here, where a config has it.
+        transformers takes the size of a head from `head_dim` here, where a config has it; not so for some families.
         """
         found = (self._rotary_table.get("partial_rotary_factor"), self.config.get(key))
         value = next((v for v in found if v is not None), default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
             raise ArchitectureError(f"config.json: {key} is {value!r}, expected a fraction in (0, 1]")
-        wanted = int(self.size("head_dim", d_head) * value)
+        wanted = int((self.size("head_dim", d_head) if head_dim else d_head) * value)
         if not rounded and (wanted % 2 or not wanted):
             raise ArchitectureError(
                 f"config.json: {key} makes {wanted} of {d_head} columns of a head rotate, expected an even number"

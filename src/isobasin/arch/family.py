@@ -19,6 +19,7 @@ NEUTRAL_KEYS = frozenset(
         *("transformers_version", "isobasin_version", "tokenizer_class", "language", "finetuning_task"),
         *("_attn_implementation", "attn_implementation", "_experts_implementation", "experts_implementation"),
         *("use_cache", "output_attentions", "output_cross_attentions", "output_hidden_states", "output_scores"),
+        *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef"),
         *("return_dict", "return_dict_in_generate", "torchscript", "chunk_size_feed_forward", "pretraining_tp"),
         *("gradient_checkpointing", "initializer_range", "initializer_factor", "problem_type", "task_specific_params"),
         *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "hidden_dropout_prob"),
@@ -138,6 +139,7 @@ class Family:
       `aliases`: other names of keys, as transformers has them.
     * `ignored`: keys that transformers writes into configs of this family and never reads.
     * `optional_pooler`: classes whose config does not say whether they have a pooler.
+    * `fused`: transformers holds several tensors of a file as one in memory.
     * `tied_key`: the config key that ties the head to the embedding.
     * `example`: a title and the sizes of a well-known model, for `isobasin families`.
     """
@@ -157,6 +159,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     optional_pooler: tuple[str, ...] = ()
+    fused: bool = False
     tied_key: str = "tie_word_embeddings"
     example: tuple[str, Mapping[str, Any]] = ("", {})
 

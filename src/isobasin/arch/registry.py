@@ -12,6 +12,7 @@ from isobasin.arch.architecture import Architecture
 from isobasin.arch.families import (
     bert,
     cohere,
+    experts,
     falcon,
     gemma,
     glm,
@@ -34,7 +35,7 @@ from isobasin.errors import ArchitectureError
 FAMILIES: dict[str, Family] = {
     family.name: family
     for file in (
-        *(gpt2, bert, vit, llama, qwen2, phi3, gemma, glm, cohere, stablelm, olmo),
+        *(gpt2, bert, vit, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm, olmo),
         *(starcoder2, phi, falcon, gpt_neo, gpt_neox, isobasin),
     )
     for family in file.FAMILIES
@@ -61,7 +62,7 @@ REFUSED: dict[str, str] = {
     "albert": "one layer is applied several times, so its symmetries are not those of separate layers: not implemented",
     "electra": "its embeddings enter the stream without a norm on it: not implemented",
     **dict.fromkeys(
-        ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "dbrx", "llama4", "deepseek_v2", "deepseek_v3"),
+        ("gpt_oss", "dbrx", "llama4", "deepseek_v2", "deepseek_v3"),
         "mixtures of experts and latent attention are not implemented",
     ),
     **dict.fromkeys(

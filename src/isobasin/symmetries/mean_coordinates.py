@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, Axis, HeadSpace, Linear, Norm, Space, gain_is_free
+from isobasin.arch import Architecture, Axis, HeadSpace, Linear, Norm, Space, Term, gain_is_free
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.coordinate import (
     Coordinate,
@@ -164,6 +164,69 @@ class ReaderMean(Coordinate):
                 - contract(t[weight], axis, spread_over_queries(constant(t)[list(self.value_rows)], self.n_heads))
             )
         return changes
+
+
+@dataclass(frozen=True)
+class RouterMean(Coordinate):
+    """The mean row of a router behind a softmax: the same vector in every row changes all its outputs alike.
+
+    The value is the mean of the folded rows Wγ, which no change of the gain moves; with a bias, its mean comes last.
+    """
+
+    router: Linear
+    norm: Norm
+    size: int
+    stage = Stage.READER_MEAN
+    smallest_sample = 0.02
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"router:{self.router.weight}"
+
+    @property
+    def dim(self) -> int:
+        return self.size + (self.router.bias is not None)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.dim,),)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.router.weight} | ({self.router.bias} if self.router.bias else set()))
+
+    def usable(self, tensors: Tensors) -> bool:
+        return not bool(negligible(tensors[self.norm.gain]).any())
+
+    def read(self, tensors: Tensors) -> Tensor:
+        rows = tensors[self.router.weight].movedim(self.router.axis, -1)
+        value = rows.mean(0) * tensors[self.norm.gain]
+        return torch.cat([value, tensors[self.router.bias].mean()[None]]) if self.router.bias else value
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        moved = action.act(value[: self.size], 0, Axis((Term(self.norm.space),)))
+        return torch.cat([moved, value[self.size :]])
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        weight, bias = self.router.weight, self.router.bias
+
+        def step(t: Tensors) -> Tensor:
+            return value.to(t[weight].device) - self.read(t)
+
+        def moved(t: Tensors) -> Tensor:
+            rows = t[weight].movedim(self.router.axis, -1) + step(t)[: self.size] / t[self.norm.gain]
+            return rows.movedim(-1, self.router.axis)
+
+        changes: dict[str, Change] = {weight: moved}
+        return changes | ({bias: lambda t: t[bias] + step(t)[-1]} if bias else {})
+
+
+def router_means(arch: Architecture) -> list[RouterMean]:
+    found = []
+    for norm in arch.norms.values():
+        readers = [reader for reader in arch.readers(norm.name) if reader.weight in arch.routers]
+        found += [RouterMean(reader, norm, arch.stream.size) for reader in readers]
+    return found
 
 
 def spread_over_queries(values: Tensor, heads: tuple[int, int]) -> Tensor:

@@ -23,7 +23,7 @@ from isobasin.groups import (
 from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, value_biases
 from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.hidden_coordinates import hidden_columns
-from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, writer_means
+from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, router_means, writer_means
 from isobasin.symmetries.norm_coordinates import norm_coordinates, query_key_gains
 
 # Which spaces a scope lets move. A scope other than `model` holds the stream fixed.
@@ -146,6 +146,7 @@ def coordinates(arch: Architecture) -> dict[str, Coordinate]:
     """Every free coordinate of a bound architecture, by name, in the order in which they are set."""
     found: list[Coordinate] = [
         *reader_means(arch),
+        *router_means(arch),
         *norm_coordinates(arch),
         *hidden_columns(arch),
         *key_biases(arch),

@@ -1,6 +1,6 @@
 """Llama, Mistral, Granite, SmolLM3: rotary positions, RMSNorm, grouped queries, gated feed-forward."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ def gated_decoder(
     units: Kind = "scaled",
     partial_rotary: float | None = None,
     rounded: bool = True,
+    head_dim: bool = True,
     interleaved: bool = False,
     tied_default: bool = False,
     plus_one: bool = False,
@@ -49,26 +50,34 @@ def gated_decoder(
     qk_norm: bool = False,
     whole_norm: bool = False,
     rotary: Mapping[str, Any] | None = None,
+    units_spaces: Sequence[Space] | None = None,
+    routers: tuple[str, ...] = (),
 ) -> Architecture:
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
     Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs. Others
-    have a default for it, `partial_rotary` (`rounded`, `interleaved`: see `Fields.rotary_columns` and `HeadSpace`).
+    have a default for it, `partial_rotary` (`rounded`, `head_dim`, `interleaved`: see `Fields.rotary_columns` and
+    `HeadSpace`).
     `defaults` are sizes that transformers takes where a config has none. `without_positions` are layers whose heads do
     not rotate at all; `plus_one`: gains are stored less 1; `plain`: norms have no parameters. `norms` are those of a
     layer where they are not Llama's; `norms_behind`: some of them stand behind a sublayer, and no weight reads them, so
     that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys. `rotary` is what
-    a config says of rotary positions, where it says it in another way.
+    a config says of rotary positions, where it says it in another way. `units_spaces` are the spaces of units where
+    layers have experts, `routers` the weights that choose them.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
     usual = {"num_key_value_heads": n_heads} | dict(defaults or {})
-    d_head = c.size("head_dim", usual["head_dim"]) if "head_dim" in usual else c.d_head(n_heads, d)
+    d_head = (
+        c.size("head_dim", usual["head_dim"])
+        if "head_dim" in usual
+        else c.d_head(n_heads, d, key="head_dim" if head_dim else None)
+    )
     n_kv_heads, d_ff = c.size("num_key_value_heads", usual["num_key_value_heads"]), c.size("intermediate_size")
     sizes = Sizes(c.size("num_hidden_layers"), n_heads, n_kv_heads, d, d_head, d_ff)
     columns = d_head
     if partial_rotary is not None:
-        columns = c.rotary_columns(d_head, "partial_rotary_factor", partial_rotary, rounded=rounded)
+        columns = c.rotary_columns(d_head, "partial_rotary_factor", partial_rotary, rounded=rounded, head_dim=head_dim)
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
     word = ", plus_one" if plus_one else ", plain" if plain else ""
     heads = HeadSpace("heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one)
@@ -91,7 +100,7 @@ def gated_decoder(
                 stream_kind(norm, tied=(head.tied and not plain) or norms_behind, bare=head.bare),
                 stream=True,
             ),
-            Space("ff{i}", d_ff, units),
+            *(units_spaces or [Space("ff{i}", d_ff, units)]),
         ],
         heads=[replace(heads, rotary=0) if i in without_positions else heads for i in range(sizes.n_layers)]
         if without_positions
@@ -101,6 +110,7 @@ def gated_decoder(
         tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"},
         aliases=head.aliases,
         rotary=c.rotary(default=rope_theta) if rotary is None else rotary,
+        routers=routers,
     )
 
 

@@ -8,7 +8,7 @@ from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, ga
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
 
 
-def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
+def qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     """The sliding window of each layer, where any has one; without `use_sliding_window` the other keys are ignored."""
     none = {"use_sliding_window": False, "sliding windows": None}
     n_layers, types = int(config["num_hidden_layers"]), config.get("layer_types")
@@ -35,7 +35,7 @@ FAMILIES = (
         spellings=BASE_NAMES,
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False},
         rare_settings=CAUSAL,
-        derived_settings=_windows,
+        derived_settings=qwen_windows,
         head_settings=LAST_TOKEN,
         bias_flags=(
             BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
@@ -55,7 +55,7 @@ FAMILIES = (
         spellings=BASE_NAMES,
         settings={"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": False},
         rare_settings=CAUSAL,
-        derived_settings=_windows,
+        derived_settings=qwen_windows,
         head_settings=LAST_TOKEN,
         bias_flags=(BiasFlag("", False, r"\b(self_attn\.o_proj|mlp\.\w+)\.bias$"),),
         example=(

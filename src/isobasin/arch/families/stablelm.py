@@ -30,6 +30,7 @@ def stablelm(config: Mapping[str, Any]) -> Architecture:
         defaults={"num_key_value_heads": 32},
         partial_rotary=0.25,
         rounded=False,
+        head_dim=False,
         norms={"a{i}": "layer(resid, model.layers.{i}.input_layernorm)"} if parallel else None,
     )
 
@@ -56,6 +57,7 @@ FAMILIES = (
         settings={"hidden_act": "silu", "layer_norm_eps": 1e-5},
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
+        ignored=("head_dim",),
         bias_flags=(
             BiasFlag("use_qkv_bias", False, r"\bself_attn\.[qkv]_proj\.bias$"),
             BiasFlag("", False, r"\b(self_attn\.o_proj|mlp\.\w+)\.bias$"),
