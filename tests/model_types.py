@@ -33,7 +33,7 @@ _ENCODER = _LN | {"pad_token_id": 1, "bos_token_id": 0}
 
 @dataclass(frozen=True)
 class ModelType:
-    """One configuration of a model type: the class of transformers and its config."""
+    """One configuration of a model type: the class of transformers and its config (`own_head`: untied afterwards)."""
 
     name: str
     family: str
@@ -42,17 +42,20 @@ class ModelType:
 
     @property
     def config_class(self) -> str:
-        stem = self.model.partition("For")[0].removesuffix("Model").removesuffix("LMHead")
+        stem = self.model.partition("For")[0].removesuffix("Model").removesuffix("LMHead").removesuffix("Encoder")
         return {"Gemma3": "Gemma3TextConfig"}.get(stem, f"{stem}Config")
 
     def build(self, seed: int = 0) -> Any:
         import transformers
 
-        settings = getattr(transformers, self.config_class)(**self.config)
+        config = {key: value for key, value in self.config.items() if key != "own_head"}
+        settings = getattr(transformers, self.config_class)(**config)
         with torch.random.fork_rng(devices=[]):
             fresh = getattr(transformers, self.model)._from_config(
                 settings, attn_implementation="eager", experts_implementation="eager"
             )
+        if self.config.get("own_head"):  # T5 files may have one although every config says tied
+            fresh.lm_head.weight = nn.Parameter(fresh.lm_head.weight.detach().clone())
         return randomize(fresh, crc32(f"{self.name} {seed}".encode())).eval()
 
 
@@ -78,6 +81,9 @@ def _variants(
 _QUARTER = {"rope_type": "default", "partial_rotary_factor": 0.25}
 _UNTIED = {"tie_word_embeddings": False}
 _FALCON = _WIDE | _TEXT | {"ffn_hidden_size": 40, "layer_norm_epsilon": 1e-3}
+_T5 = {"vocab_size": V, "d_model": 24, "d_kv": 5, "d_ff": 40, "num_layers": L, "num_heads": 4}
+_T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "layer_norm_epsilon": 1e-3}
+_SEQ = "ForConditionalGeneration"
 _EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 14}
 _SPARSE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 14}
 _LM, _CLS = "ForCausalLM", "ForSequenceClassification"
@@ -209,6 +215,18 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         dense_layer=(_LM, {"decoder_sparse_step": 2, "norm_topk_prob": True, "attention_bias": True}),
     ),
     *_variants("olmoe", "Olmoe", _RMS | _EXPERTS, untied=(_LM, {"num_experts": 3})),
+    *_variants(
+        "t5",
+        "T5",
+        _T5,
+        relu=(_SEQ, {}),
+        own_head=(_SEQ, {"own_head": True, "feed_forward_proj": "gated-gelu"}),
+        gated=(_SEQ, {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 1}),
+        bare=("Model", {}),
+        encoder=("EncoderModel", {}),
+    ),
+    *_variants("mt5", "MT5", _T5, gated=(_SEQ, {})),
+    *_variants("umt5", "UMT5", _T5, gated=(_SEQ, {}), relu=(_SEQ, {"feed_forward_proj": "relu"})),
     *_variants(
         "starcoder2",
         "Starcoder2",

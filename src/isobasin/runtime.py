@@ -42,6 +42,7 @@ OUTPUTS = (
     "cls_logits",
     "distillation_logits",
 )
+ENCODER_OUTPUTS = ("encoder_last_hidden_state",)  # of a model whose outputs are states; a head does not show them
 
 
 def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int = 0) -> list[Inputs]:
@@ -65,6 +66,8 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     if weights.family.inputs.token_types:
         types = Fields(weights.config).size("type_vocab_size", 2)
         inputs["token_type_ids"] = torch.randint(types, shape, generator=rng)
+    if weights.family.inputs.decoder and not weights.family.class_of(weights.config).endswith("EncoderModel"):
+        inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
     return inputs
 
 
@@ -133,14 +136,15 @@ def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Flo
     if weights.family.own:
         return module(*inputs.values()).flatten(1)
     found = _call(module, inputs)
-    others = {name for name, value in found.items() if isinstance(value, Tensor)} - {*OUTPUTS, "loss"}
-    unknown = sorted(others)
+    names = [*OUTPUTS, *(() if found.get("logits") is not None else ENCODER_OUTPUTS)]
+    others = {name for name, value in found.items() if isinstance(value, Tensor)}
+    unknown = sorted(others - {*names, *ENCODER_OUTPUTS, "loss"})
     if unknown:  # a difference there would not be seen
         raise ArchitectureError(
             f"config.json: a {type(module).__name__} also puts out {', '.join(unknown)}, which is not compared; name a "
             f"class such as {weights.family.model_class} in architectures"
         )
-    return torch.cat([found[name].flatten(1) for name in OUTPUTS if found.get(name) is not None], dim=1)
+    return torch.cat([found[name].flatten(1) for name in names if found.get(name) is not None], dim=1)
 
 
 def _call(module: torch.nn.Module, inputs: Inputs) -> Any:

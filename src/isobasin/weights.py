@@ -238,7 +238,7 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
         return _weights(checkpoint, checkpoint.config, checkpoint)
     if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
         config = config or source.config.to_dict() | _class_of(source)
-        tensors: Tensors = _file_tensors(source) if family_of(config).fused else source.state_dict()
+        tensors: Tensors = _file_tensors(source, family_of(config))
     else:
         tensors = source
     if config is None:
@@ -246,11 +246,18 @@ def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapp
     return _weights(tensors, config, None)
 
 
-def _file_tensors(model: Any) -> dict[str, Tensor]:
-    """The tensors of a model of transformers as its files have them: it may hold several of them as one."""
+def _file_tensors(model: Any, family: Family) -> dict[str, Tensor]:
+    """The tensors of a model of transformers as its files have them: it may hold several of them as one, and lists a
+    tied head, which no file has."""
+    tensors = dict(model.state_dict())
+    head = tensors.get(family.own_head)
+    if head is not None and any(t.data_ptr() == head.data_ptr() for n, t in tensors.items() if n != family.own_head):
+        del tensors[family.own_head]
+    if not family.fused:
+        return tensors
     from transformers.core_model_loading import revert_weight_conversion
 
-    return dict(revert_weight_conversion(model, model.state_dict()))
+    return dict(revert_weight_conversion(model, tensors))
 
 
 def _class_of(model: object) -> dict[str, list[str]]:

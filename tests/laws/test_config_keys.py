@@ -115,12 +115,13 @@ class Subject:
 
         settings = {k: v for k, v in copy.deepcopy(config).items() if k not in ("dtype", "torch_dtype")}
         settings |= {"return_dict": True, "use_cache": False}
+        experts = {"experts_implementation": "eager"}
         options = {} if "pooler" in dict(self.model.named_children()) else self._options
         try:
             found = []
             for attention in ("eager", "sdpa") if type(self.model)._supports_sdpa else ("eager",):
                 parsed = AutoConfig.for_model(**copy.deepcopy(settings))
-                model = type(self.model)._from_config(parsed, attn_implementation=attention, **options)
+                model = type(self.model)._from_config(parsed, attn_implementation=attention, **experts, **options)
                 result = model.load_state_dict(self.model.state_dict(), strict=False)
                 if result.missing_keys or result.unexpected_keys:
                     return None
@@ -137,7 +138,7 @@ class Subject:
         return {"add_pooling_layer": False} if bare else {}
 
     def weights(self, config: dict[str, Any]) -> ib.Weights:
-        return ib.load(self.model.state_dict(), copy.deepcopy(config))
+        return ib.load(self.model, copy.deepcopy(config))
 
 
 def _in_two_steps(model: Any, ids: Tensor) -> Tensor:

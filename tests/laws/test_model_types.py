@@ -44,6 +44,8 @@ UNCHANGED: Mapping[str, set[str]] = {
     "roberta-bare": {f"roberta.{place}.LayerNorm.weight" for place in _BARE}
     | {"roberta.encoder.layer.1.output.LayerNorm.bias"},
     "distilbert-classifier": {"classifier.bias"},
+    "t5-bare": {"shared.weight", "encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"},
+    "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
     "deit-bare": {"deit.layernorm.weight", "deit.layernorm.bias"},
 }
 
@@ -230,6 +232,8 @@ _D = {"dim": 8, "hidden_dim": 6, "n_layers": 1, "n_heads": 2, "max_position_embe
 _I = _D8 | {"num_hidden_layers": 2, "image_size": 4, "patch_size": 2, "num_labels": 5, "layer_norm_eps": 0.1}
 _MOE = _LLAMA | {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 17, "num_experts_per_tok": 2}
 _SPARSE = {"num_experts": 4, "moe_intermediate_size": 3}
+_T = {"vocab_size": 41, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 2, "num_heads": 2, "layer_norm_epsilon": 0.1}
+_T |= {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 3}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
@@ -275,6 +279,9 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "qwen3_moe": ("Qwen3MoeForCausalLM", _MOE | _SPARSE, 90),
     "qwen3_moe normalised": ("Qwen3MoeForCausalLM", _MOE | _SPARSE | {"norm_topk_prob": True}, 90),
     "qwen2_moe": ("Qwen2MoeForCausalLM", _MOE | _SPARSE | {"shared_expert_intermediate_size": 5}, 97),
+    "t5": ("T5ForConditionalGeneration", _T, 502),
+    "t5 gated": ("T5ForConditionalGeneration", _T | {"feed_forward_proj": "gated-gelu"}, 502),
+    "t5 own head": ("T5ForConditionalGeneration", _T | {"own_head": True}, 538),
     "roberta tied": ("RobertaForMaskedLM", _R, 204),
     "roberta untied": ("RobertaForMaskedLM", _R | _V19, 275),
     "distilbert tied": ("DistilBertForMaskedLM", _D, 180),
@@ -285,7 +292,15 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
 # Directions that are symmetries and not part of the group used here: the scales of squared ReLU units; and, where heads
 # without an output bias fill the stream, a constant of the values that becomes a multiple of ones, which no norm sees.
 UNUSED = {"stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
-UNREAD = {"opt tied": 14, "opt untied": 14, "roberta tied": 14, "roberta untied": 14 + 19}
+UNREAD = {
+    "t5": 2,
+    "t5 gated": 2,
+    "t5 own head": 2,
+    "opt tied": 14,
+    "opt untied": 14,
+    "roberta tied": 14,
+    "roberta untied": 14 + 19,
+}
 
 
 def measure(name: str) -> tuple[Measured, int]:
@@ -309,6 +324,8 @@ def measure(name: str) -> tuple[Measured, int]:
         x = {"pixel_values": torch.randn(2 * n, 3, 4, 4, generator=rng, dtype=torch.float64)}
     else:
         x = {"input_ids": torch.randint(config["vocab_size"], (n, 5), generator=rng)}
+        if weights.family.inputs.decoder:
+            x["decoder_input_ids"] = torch.randint(config["vocab_size"], (n, 5), generator=rng)
         if kind.startswith("Roberta"):
             x["position_ids"] = torch.arange(2, 7).expand(n, -1)
 

@@ -258,7 +258,11 @@ class LayerCheck:
             z = _normalised(z, "rms" if norm is None else norm.kind)
             z = action.act(z, -1, Axis((Term(self.arch.stream.name),)))
             x = z if norm is None else _read(self.arch, tensors, norm, z)
-            out = _attention(self.arch, space, tensors, x) if isinstance(space, HeadSpace) else None
+            out = None
+            if isinstance(space, HeadSpace):
+                other = self.arch.norm_of(space, source=True)
+                source = x if other == norm or other is None else _read(self.arch, tensors, other, z)
+                out = _attention(self.arch, space, tensors, x, source)
             out = out if out is not None else _units(self.arch, space, tensors, x)  # type: ignore[arg-type]
             total = total + (out + x if norm and norm.skip else out)  # after a post-norm the stream itself goes on
         for bias in self._biases(layer):
@@ -298,11 +302,13 @@ def _read(arch: Architecture, tensors: Tensors, norm: Norm, z: Tensor) -> Float[
     return x + tensors[norm.shift] if norm.shift in arch.tensors else x
 
 
-def _attention(arch: Architecture, heads: HeadSpace, tensors: Tensors, x: Tensor) -> Float[Tensor, "t d"]:
+def _attention(
+    arch: Architecture, heads: HeadSpace, tensors: Tensors, x: Tensor, source: Tensor
+) -> Float[Tensor, "t d"]:
     matrices = attention_matrices(arch, heads, tensors)
-    ended = torch.cat([x, torch.ones_like(x[:, :1])], -1)
+    ended, source = (torch.cat([y, torch.ones_like(y[:, :1])], -1)[:, : matrices.q.shape[-2]] for y in (x, source))
     gains = (tensors[heads.q_gain], tensors[heads.k_gain]) if heads.qk_norm else None
-    return attend(matrices, ended[:, : matrices.q.shape[-2]], heads, gains)
+    return attend(matrices, ended, heads, gains, source)
 
 
 def _units(arch: Architecture, space: Space, tensors: Tensors, x: Tensor) -> Float[Tensor, "t d"]:

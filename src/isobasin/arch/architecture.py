@@ -72,7 +72,8 @@ class Space:
 
 @dataclass(frozen=True)
 class HeadSpace:
-    """The heads of one attention layer. Patterns name its two faces: `qk` (queries, keys) and `vo` (values, outputs).
+    """The heads of one attention layer. Patterns name its two faces: `qk` (queries, keys) and `vo` (values, outputs),
+    or the space itself for an axis with one place for each query head.
 
     `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
     `qk_norm`: queries and keys of each head pass an RMSNorm before they rotate; all heads share its gains, which are
@@ -203,6 +204,7 @@ class Architecture:
     rotary: Mapping[str, Any] = field(default_factory=dict)  # base, type and scaling of rotary positions
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a bound one
     routers: tuple[str, ...] = ()  # weights whose outputs, one per row, pass a softmax: experts are chosen by them
+    tables: tuple[str, ...] = ()  # relative positions: a number for every distance and head that is added to scores
 
     # -- looking things up ---------------------------------------------------------------------------------
 
@@ -240,10 +242,16 @@ class Architecture:
             found[others[0] if others else stream].append(name)
         return {space: tuple(names) for space, names in found.items()}
 
-    def norm_of(self, space: Space | HeadSpace) -> Norm | None:
-        """The norm that a block of heads or units reads; None where it reads the stream itself."""
-        faces = (space.qk,) if isinstance(space, HeadSpace) else (space.name,)
-        words = (axis.name for f in faces for name, *_ in self.carriers(f) for axis in self.tensors[name].roles[0].axes)
+    def norm_of(self, space: Space | HeadSpace, *, source: bool = False) -> Norm | None:
+        """The norm that a block of heads or units reads; None where it reads the stream itself.
+
+        `source`: that of keys and values, which in cross attention is not that of the queries.
+        """
+        if isinstance(space, HeadSpace):
+            weights = [name for name, _, _, term in self.carriers(space.qk) if term.dual != source]
+        else:
+            weights = [name for name, *_ in self.carriers(space.name)]
+        words = (axis.name for name in weights for axis in self.tensors[name].roles[0].axes)
         return next((self.norms[word] for word in words if word is not None and word in self.norms), None)
 
     def size_of(self, axis: Axis) -> int | None:
@@ -254,6 +262,8 @@ class Architecture:
         space = self.space_of(term)
         if isinstance(space, Space):
             return space.size
+        if term.name == space.name:
+            return space.n_heads
         return (space.n_heads if term.queries else space.n_kv_heads) * space.d_head
 
     def heads(self) -> Iterator[HeadSpace]:
@@ -410,6 +420,7 @@ def build(
     aliases: Mapping[str, str] | None = None,
     rotary: Mapping[str, Any] | None = None,
     routers: tuple[str, ...] = (),
+    tables: tuple[str, ...] = (),
 ) -> Architecture:
     """Put an architecture together from a family's strings, and check that it makes sense.
 
@@ -423,6 +434,9 @@ def build(
     }
     by_layer = [heads] * n if isinstance(heads, HeadSpace) else list(heads)
     for i, each in enumerate(by_layer):
+        if each.qk:  # it has its names already
+            every[each.name] = each
+            continue
         gains = {key: getattr(each, key).replace("{i}", str(i)) for key in ("q_gain", "k_gain")}
         every[f"heads{i}"] = replace(each, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}", **gains)
     for i in range(n):
@@ -452,6 +466,7 @@ def build(
         aliases=dict(aliases or {}),
         rotary=dict(rotary or {}),
         routers=routers,
+        tables=tables,
     )
     _validate(arch)
     return arch

@@ -56,10 +56,12 @@ class ModelInputs:
     `token_types`: it also reads a segment id per token. `bidirectional`: a text stands between special tokens, and
     padding is masked, so any token serves for it. `padded_positions`: positions are counted from the padding token's id
     on, so that many rows of the table are no positions. `extra_tokens`: tokens beside patches and class token.
+    `decoder`: beside an encoder there is a decoder, which reads tokens of its own.
     """
 
     image_size: int | None = None
     extra_tokens: int = 0
+    decoder: bool = False
     padded_positions: bool = False
     token_types: bool = False
     bidirectional: bool = False
@@ -139,6 +141,7 @@ class Family:
       `aliases`: other names of keys, as transformers has them.
     * `ignored`: keys that transformers writes into configs of this family and never reads.
     * `optional_pooler`: classes whose config does not say whether they have a pooler.
+    * `own_head`: a tensor that is there only if the head is not tied to the embedding, whatever the config says.
     * `fused`: transformers holds several tensors of a file as one in memory.
     * `tied_key`: the config key that ties the head to the embedding.
     * `example`: a title and the sizes of a well-known model, for `isobasin families`.
@@ -159,6 +162,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     optional_pooler: tuple[str, ...] = ()
+    own_head: str = ""
     fused: bool = False
     tied_key: str = "tie_word_embeddings"
     example: tuple[str, Mapping[str, Any]] = ("", {})

@@ -27,6 +27,7 @@ from isobasin.arch.families import (
     qwen2,
     stablelm,
     starcoder2,
+    t5,
     vit,
 )
 from isobasin.arch.family import Family
@@ -36,7 +37,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for file in (
         *(gpt2, bert, vit, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm, olmo),
-        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, isobasin),
+        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, isobasin),
     )
     for family in file.FAMILIES
 }
@@ -66,7 +67,7 @@ REFUSED: dict[str, str] = {
         "mixtures of experts and latent attention are not implemented",
     ),
     **dict.fromkeys(
-        ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "whisper"),
+        ("bart", "mbart", "pegasus", "marian", "whisper"),
         "encoder-decoder models are not implemented",
     ),
     **dict.fromkeys(
@@ -114,7 +115,8 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     _check_depth(config, len(shapes))
     _check_loading(family, config)
     _check_head(family, config)
-    arch = family.architecture(config)
+    tied = config if family.own_head not in shapes else {**config, family.tied_key: False}
+    arch = family.architecture(tied)
     names = resolve(family, arch, shapes)
     _check_biases(family, config, names.on_disk)
     bound = arch.bind({name: shapes[disk] for name, disk in names.on_disk.items()})

@@ -89,6 +89,10 @@ class Element(ABC):
         """How one face of a heads space moves; any other element is its own."""
         return self
 
+    def head_order(self) -> "Element":
+        """How places move of which there is one for each query head; any other element is its own."""
+        return self
+
     @property
     def rotates(self) -> bool:
         """Whether it mixes coordinates, so that gains must be folded before it acts."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from isobasin.groups.assignment import assign
 from isobasin.groups.group import FLOAT, Element, Group, Side, generator, prefixed, selected
+from isobasin.groups.monomial import Monomial
 from isobasin.shapes import Float, Int
 
 
@@ -84,6 +85,10 @@ class HeadsElement(Element):
     def head_permutation(self) -> Tensor:
         """For every query head of the result, the query head it was before."""
         return self.face("qk", queries=True).index
+
+    def head_order(self) -> Monomial:
+        index = self.head_permutation
+        return Monomial(index, torch.ones(len(index), dtype=FLOAT, device=index.device))
 
     def signed_matrix(self) -> Tensor:
         return torch.eye(self.queries.numel(), dtype=FLOAT)[self.head_permutation]

@@ -76,6 +76,8 @@ class Action:
             return None
         if term.name in self.arch.faces:
             element = element.face(self.arch.faces[term.name][1], queries=term.queries)
+        elif term.name == space.name:
+            element = element.head_order()
         if term.permutation_part:
             element = element.permutation_part()
         return element.dual() if term.dual else element

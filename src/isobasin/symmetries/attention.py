@@ -72,16 +72,22 @@ def _with_row(x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def attend(
-    m: AttentionMatrices, x: Float[Tensor, "t rows"], heads: HeadSpace, gains: tuple[Tensor, Tensor] | None = None
+    m: AttentionMatrices,
+    x: Float[Tensor, "t rows"],
+    heads: HeadSpace,
+    gains: tuple[Tensor, Tensor] | None = None,
+    source: Float[Tensor, "t rows"] | None = None,
 ) -> Float[Tensor, "t d"]:
     """What the layer adds to the stream for inputs x (ended by a column of ones where there are biases), in float64.
 
-    `gains` are those of the norms on queries and keys, where there are any.
+    `gains` are those of the norms on queries and keys, where there are any; `source` is what keys and values read, if
+    that is not what the queries read.
 
     Rotary angles and ALiBi slopes are generic ones: a symmetry holds for all of them or is none.
     """
     share = heads.group_size
-    q, k, v = (torch.einsum("td,hdn->htn", x, w) for w in (m.q, m.k, m.v))
+    y = x if source is None else source
+    q, k, v = (torch.einsum("td,hdn->htn", z, w) for z, w in ((x, m.q), (y, m.k), (y, m.v)))
     if gains is not None:
         over = (0, -1) if heads.whole_norm else (-1,)
         roots = (y.square().mean(over, keepdim=True).clamp(min=1e-300).sqrt() for y in (q, k))

@@ -61,6 +61,41 @@ class KeyBias(Coordinate):
 
 
 @dataclass(frozen=True)
+class TableMean(Coordinate):
+    """The mean over all distances of a table of relative positions: one number for all scores of a head."""
+
+    table: str
+    words: Axis
+    n_heads: int
+    stage = Stage.KEY
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"table:{self.table}"
+
+    @property
+    def dim(self) -> int:
+        return self.n_heads
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.n_heads,),)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.table})
+
+    def read(self, tensors: Tensors) -> Tensor:
+        return tensors[self.table].mean(0)
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        return action.act(value, 0, self.words)
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        return {self.table: lambda t: t[self.table] + value.to(t[self.table].device) - self.read(t)}
+
+
+@dataclass(frozen=True)
 class ValueBias(Coordinate):
     """Attention weights sum to one, so b_V reaches the output as a constant: b_O + O (b_V − b_V') takes it over."""
 
@@ -230,6 +265,11 @@ def key_biases(arch: Architecture) -> list[KeyBias]:
             if free:
                 found.append(KeyBias(heads, name, tuple(rows), tuple(free)))
     return found
+
+
+def table_means(arch: Architecture) -> list[TableMean]:
+    tables = (name for name in arch.tables if name in arch.tensors)
+    return [TableMean(name, arch.tensors[name].roles[0].axes[1], arch.shapes[name][1]) for name in tables]
 
 
 def value_biases(arch: Architecture) -> list[ValueBias]:

@@ -20,7 +20,7 @@ from isobasin.groups import (
     RotaryCommutant,
     Trivial,
 )
-from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, value_biases
+from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, table_means, value_biases
 from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.hidden_coordinates import hidden_columns
 from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, router_means, writer_means
@@ -150,6 +150,7 @@ def coordinates(arch: Architecture) -> dict[str, Coordinate]:
         *norm_coordinates(arch),
         *hidden_columns(arch),
         *key_biases(arch),
+        *table_means(arch),
         *value_biases(arch),
         *query_key_gains(arch),
         *sum_shares(arch),
