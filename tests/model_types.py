@@ -83,6 +83,9 @@ _UNTIED = {"tie_word_embeddings": False}
 _FALCON = _WIDE | _TEXT | {"ffn_hidden_size": 40, "layer_norm_epsilon": 1e-3}
 _T5 = {"vocab_size": V, "d_model": 24, "d_kv": 5, "d_ff": 40, "num_layers": L, "num_heads": 4}
 _T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "layer_norm_epsilon": 1e-3}
+_BART = {"vocab_size": V, "d_model": 24, "encoder_layers": L, "decoder_layers": L, "max_position_embeddings": 24}
+_BART |= {f"{stack}_attention_heads": 4 for stack in ("encoder", "decoder")}
+_BART |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 28, "scale_embedding": True}
 _SEQ = "ForConditionalGeneration"
 _EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 14}
 _SPARSE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 14}
@@ -225,6 +228,16 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         bare=("Model", {}),
         encoder=("EncoderModel", {}),
     ),
+    *_variants(
+        "bart",
+        "Bart",
+        _BART,
+        tied=(_SEQ, {}),
+        relu=(_SEQ, {"decoder_layers": 1, "activation_function": "relu"}),
+        classifier=(_CLS, {"num_labels": 5}),
+        bare=("Model", {}),
+    ),
+    *_variants("mbart", "MBart", _BART, tied=(_SEQ, {}), answers=("ForQuestionAnswering", {"num_labels": 2})),
     *_variants("mt5", "MT5", _T5, gated=(_SEQ, {})),
     *_variants("umt5", "UMT5", _T5, gated=(_SEQ, {}), relu=(_SEQ, {"feed_forward_proj": "relu"})),
     *_variants(

@@ -66,9 +66,20 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     if weights.family.inputs.token_types:
         types = Fields(weights.config).size("type_vocab_size", 2)
         inputs["token_type_ids"] = torch.randint(types, shape, generator=rng)
-    if weights.family.inputs.decoder and not weights.family.class_of(weights.config).endswith("EncoderModel"):
-        inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
+    if weights.family.inputs.decoder:
+        _add_decoder_inputs(weights, inputs, rng)
     return inputs
+
+
+def _add_decoder_inputs(weights: Weights, inputs: Inputs, rng: torch.Generator) -> None:
+    """Tokens for the decoder; classifiers read at the one token that ends a text, and make these inputs themselves."""
+    kind, ids = weights.family.class_of(weights.config), inputs["input_ids"]
+    if kind.endswith("ForSequenceClassification"):
+        end = int(weights.settings["eos_token_id"])
+        ids[ids == end] = (end + 1) % max(2, vocabulary_size(weights))
+        ids[..., -1] = end
+    elif not kind.endswith("EncoderModel"):
+        inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, ids.shape, generator=rng)
 
 
 def vocabulary_size(weights: Weights) -> int:
@@ -136,7 +147,7 @@ def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Flo
     if weights.family.own:
         return module(*inputs.values()).flatten(1)
     found = _call(module, inputs)
-    names = [*OUTPUTS, *(() if found.get("logits") is not None else ENCODER_OUTPUTS)]
+    names = [*OUTPUTS, *(ENCODER_OUTPUTS if found.get("last_hidden_state") is not None else ())]
     others = {name for name, value in found.items() if isinstance(value, Tensor)}
     unknown = sorted(others - {*names, *ENCODER_OUTPUTS, "loss"})
     if unknown:  # a difference there would not be seen

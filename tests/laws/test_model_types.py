@@ -38,12 +38,26 @@ some = pytest.mark.parametrize("name", SOME)
 
 # Tensors that no symmetry can move: see test_families.
 _BARE = ("embeddings", *(f"encoder.layer.{i}.{part}" for i in (0, 1) for part in ("attention.output", "output")))
+_BART_NORMS = [
+    (stack, i, norm)
+    for stack in ("encoder", "decoder")
+    for i in (0, 1)
+    for norm in ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+    if stack == "decoder" or norm != "encoder_attn_layer_norm"
+]
 UNCHANGED: Mapping[str, set[str]] = {
     "roberta-masked-lm-untied": {"lm_head.bias"},
     "roberta-classifier": {"classifier.out_proj.bias"},
     "roberta-bare": {f"roberta.{place}.LayerNorm.weight" for place in _BARE}
     | {"roberta.encoder.layer.1.output.LayerNorm.bias"},
     "distilbert-classifier": {"classifier.bias"},
+    "bart-tied": {"final_logits_bias"},
+    "bart-relu": {"final_logits_bias"},
+    "mbart-tied": {"final_logits_bias"},
+    "bart-classifier": {"classification_head.out_proj.bias"},
+    "bart-bare": {f"model.{stack}.layernorm_embedding.weight" for stack in ("encoder", "decoder")}
+    | {f"model.{stack}.layers.{i}.{norm}.weight" for stack, i, norm in _BART_NORMS}
+    | {f"model.{stack}.layers.1.final_layer_norm.bias" for stack in ("encoder", "decoder")},
     "t5-bare": {"shared.weight", "encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"},
     "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
     "deit-bare": {"deit.layernorm.weight", "deit.layernorm.bias"},
@@ -234,6 +248,8 @@ _MOE = _LLAMA | {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size
 _SPARSE = {"num_experts": 4, "moe_intermediate_size": 3}
 _T = {"vocab_size": 41, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 2, "num_heads": 2, "layer_norm_epsilon": 0.1}
 _T |= {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 3}
+_BA = {"vocab_size": 41, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 5}
+_BA |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 6, "decoder_ffn_dim": 6}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
@@ -282,6 +298,8 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "t5": ("T5ForConditionalGeneration", _T, 502),
     "t5 gated": ("T5ForConditionalGeneration", _T | {"feed_forward_proj": "gated-gelu"}, 502),
     "t5 own head": ("T5ForConditionalGeneration", _T | {"own_head": True}, 538),
+    "bart": ("BartForConditionalGeneration", _BA, 463),
+    "mbart": ("MBartForConditionalGeneration", _BA, 505),
     "roberta tied": ("RobertaForMaskedLM", _R, 204),
     "roberta untied": ("RobertaForMaskedLM", _R | _V19, 275),
     "distilbert tied": ("DistilBertForMaskedLM", _D, 180),
@@ -293,6 +311,8 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
 # without an output bias fill the stream, a constant of the values that becomes a multiple of ones, which no norm sees.
 UNUSED = {"stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
 UNREAD = {
+    "bart": 28,
+    "mbart": 28,
     "t5": 2,
     "t5 gated": 2,
     "t5 own head": 2,

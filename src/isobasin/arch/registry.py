@@ -10,6 +10,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.families import (
+    bart,
     bert,
     cohere,
     experts,
@@ -37,7 +38,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for file in (
         *(gpt2, bert, vit, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm, olmo),
-        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, isobasin),
+        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, isobasin),
     )
     for family in file.FAMILIES
 }
@@ -67,7 +68,7 @@ REFUSED: dict[str, str] = {
         "mixtures of experts and latent attention are not implemented",
     ),
     **dict.fromkeys(
-        ("bart", "mbart", "pegasus", "marian", "whisper"),
+        ("pegasus", "marian", "whisper"),
         "encoder-decoder models are not implemented",
     ),
     **dict.fromkeys(

@@ -13,6 +13,8 @@ from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, bu
 from isobasin.arch.config import Fields
 from isobasin.arch.family import Family, ModelInputs
 
+# transformers ties every head that a file does not have, whatever the config says.
+_TIED = "head_is_tied"
 _TABLE = "SelfAttention.relative_attention_bias.weight"
 
 
@@ -22,7 +24,7 @@ def t5(config: Mapping[str, Any], *, proj: str = "relu", table_per_layer: bool =
     n_encoder, vocab, name = c.size("num_layers"), c.size("vocab_size"), c.architecture
     n_decoder = 0 if name.endswith("EncoderModel") else c.size("num_decoder_layers", n_encoder)
     bare = name.endswith("Model")
-    tied = not bare and c.flag("tie_word_embeddings", True)
+    tied = not bare and c.flag(_TIED, True)
     activation = c.word("feed_forward_proj", proj)
     gated, n_buckets = activation.startswith("gated-"), c.size("relative_attention_num_buckets", 32)
     modules: dict[str, str] = {}
@@ -85,11 +87,10 @@ def _heads(
     return replace(heads, label=label, qk=f"{prefix}qk{i}", vo=f"{prefix}vo{i}")
 
 
-def _derived(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoder's outputs are scaled in models whose head was tied, also where the file has its own by now."""
-    tied = config.get("tie_word_embeddings")
-    default = config.get("scale_decoder_outputs", True if tied is None else tied)
-    return {"scale_decoder_outputs": default} if config.get("model_type") == "t5" else {}
+def _derived(config: Mapping[str, Any], *, proj: str) -> dict[str, Any]:
+    """T5's decoder outputs are scaled where the config says tied, whatever the file has; mT5's and UMT5's always."""
+    scaled = config.get("tie_word_embeddings") is not False if config.get("model_type") == "t5" else True
+    return {"feed_forward_proj": config.get("feed_forward_proj") or proj, "scale_decoder_outputs": scaled}
 
 
 _HEADS = ("ForConditionalGeneration", "Model", "EncoderModel")
@@ -102,9 +103,9 @@ FAMILIES = tuple(
         partial(t5, proj=proj, table_per_layer=name == "umt5"),
         f"{stem}ForConditionalGeneration",
         _HEADS,
-        settings={"feed_forward_proj": proj, "layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128},
+        settings={"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128},
         rare_settings={"is_decoder": False},
-        derived_settings=_derived,
+        derived_settings=partial(_derived, proj=proj),
         inputs=ModelInputs(decoder=True, bidirectional=True),
         aliases={
             "hidden_size": "d_model",
@@ -112,8 +113,9 @@ FAMILIES = tuple(
             "num_hidden_layers": "num_layers",
             "head_dim": "d_kv",
         },
-        ignored=("dense_act_fn", "is_gated_act", "dropout_rate", "n_positions"),
+        ignored=("scale_decoder_outputs", "dense_act_fn", "is_gated_act", "dropout_rate", "n_positions"),
         own_head="lm_head.weight",
+        tied_key=_TIED,
         example=(title, sizes),
     )
     for name, stem, proj, title, sizes in (
