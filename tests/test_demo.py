@@ -112,3 +112,13 @@ def test_an_interruption_stops_both_models_and_gives_the_threads_back(tmp_path: 
     assert after.count("fine-tuning B") < 1000  # of the 10,000 that it would make
     assert torch.get_num_threads() == before
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["pretrained"]
+
+
+def test_the_command_prints_what_it_found(made: tuple[Path, dict, list]) -> None:
+    from isobasin.cli.demo import demo_lines
+
+    _, facts, _ = made
+    lines = demo_lines(facts)
+    assert facts["sentence"] in lines
+    row = facts["table"][0]
+    assert any(f"{row['middle']:.4f}" in line for line in lines)

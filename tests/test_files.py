@@ -423,3 +423,22 @@ def test_caches_that_do_not_write(tmp_path: Path) -> None:
     nothing = NullResumeStore()
     nothing.keep("a", 1)
     assert nothing.find("a") is None
+
+
+def test_force_replaces_files_of_the_same_kind_only(tmp_path: Path) -> None:
+    script, result, page, tensors = (tmp_path / name for name in ("run.py", "p.json", "r.html", "t.safetensors"))
+    script.write_text("print()")
+    result.write_text('{"lambdas": []}')
+    page.write_text("<!DOCTYPE html>")
+    tensors.write_bytes((2).to_bytes(8, "little") + b"{}")
+    kinds: dict[str, Path] = {"JSON": result, "HTML": page, "safetensors": tensors}
+    for kind, own in kinds.items():
+        check_output_file(own, force=True, kind=kind)  # type: ignore[arg-type]
+        for other in {script, *kinds.values()} - {own}:
+            with pytest.raises(IsobasinError, match=f"not a {kind} file, so it is not replaced"):
+                check_output_file(other, force=True, kind=kind)  # type: ignore[arg-type]
+    with pytest.raises(IsobasinError, match="is the input"):
+        check_output_file(result, force=True, kind="JSON", inputs=[tmp_path / "." / "p.json"])
+    (tmp_path / "linked.json").hardlink_to(result)
+    with pytest.raises(IsobasinError, match="is the input"):
+        check_output_file(tmp_path / "linked.json", force=True, kind="JSON", inputs=[result])

@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def wrong_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """isobasin believes that only two columns of a head rotate."""
-    monkeypatch.setattr(Fields, "rotary_columns", lambda *_: 2)
+    monkeypatch.setattr(Fields, "rotary_columns", lambda *_, **__: 2)
 
 
 def commands(model: Path, out: Path) -> dict[str, list[str]]:
@@ -92,3 +92,39 @@ def test_rounding_that_a_model_amplifies_is_no_change(tmp_path: Path) -> None:
             layer.self_attn.q_proj.weight *= 300  # scores of thousands: softmax turns rounding into other tokens
     tiny.write(model, tmp_path / "sharp")
     assert run(["scramble", str(tmp_path / "sharp"), "-o", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("command", ["scramble", "canonical", "merge"])
+def test_numbers_too_small_for_the_type_are_not_lost_silently(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = tiny.case("llama-gqa").build(seed=0)
+    with torch.no_grad():
+        built.model.embed_tokens.weight.mul_(1e-9)
+        built.model.norm.weight.mul_(1e-8)
+    built.save_pretrained(tmp_path / "a")
+    models = [tmp_path / "a"] * (2 if command == "merge" else 1)
+    arguments = [command, *map(str, models), "-o", str(tmp_path / "out"), "--quiet"]
+    assert run([*arguments, "--dtype", "float16"]) == 2
+    assert "holds numbers too small for float16" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert run([*arguments, "--dtype", "bfloat16"]) == 0
+
+
+def test_rows_that_a_layer_norm_takes_for_zero_stay_so(tmp_path: Path) -> None:
+    """Such a row is nothing but rounding behind a LayerNorm with a small eps."""
+    built = tiny.case("bert-bare").build(seed=0)
+    embeddings = built.embeddings
+    with torch.no_grad():
+        embeddings.position_embeddings.weight.zero_()
+        embeddings.token_type_embeddings.weight.zero_()
+        embeddings.word_embeddings.weight[7] = 0.5
+    for module in built.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 1e-12
+    built.config.layer_norm_eps = 1e-12
+    built.save_pretrained(tmp_path / "a")
+    assert run(["scramble", str(tmp_path / "a"), "-o", str(tmp_path / "b"), "--quiet"]) == 0
+    ids = torch.tensor([[7, 3, 7, 4]])
+    before, after = (tiny.load(tmp_path / each).double()(input_ids=ids).last_hidden_state for each in "ab")
+    assert float((after - before).abs().max() / before.abs().max().detach()) < 1e-5

@@ -22,10 +22,10 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Literal, Protocol, Self
 
 from isobasin.errors import IsobasinError
 
@@ -356,15 +356,26 @@ def _read_marker(handle: int) -> dict[str, Any] | None:
 # -- checks ----------------------------------------------------------------------------------------------------------
 
 
+FileKind = Literal["JSON", "HTML", "safetensors"]
+# What the files that we write begin with: an offset, and the bytes there.
+_BEGINNINGS: dict[FileKind, tuple[int, bytes]] = {
+    "JSON": (0, b"{"),
+    "HTML": (0, b"<!doctype html"),
+    "safetensors": (8, b"{"),
+}
+
+
 def check_output_file(
     path: Path,
     *,
     force: bool,
-    inputs: tuple[Path, ...] = (),
+    kind: FileKind | None = None,
+    inputs: Sequence[Path] = (),
     what: str | None = None,
     error: type[IsobasinError] = IsobasinError,
 ) -> None:
-    """Raise if no file can be written at `path`, before anything is computed; it must not lie inside `inputs`."""
+    """Raise if no file can be written at `path`, before anything is computed; it must not be one of the `inputs`, nor
+    lie inside one. With `force` it replaces a file of its `kind` only."""
     recover(path)
     remove_obsolete(path)
     if path.is_dir():
@@ -373,11 +384,23 @@ def check_output_file(
         raise error(f"{path}: a device or pipe, expected the name of a file to write")
     if path.exists() and not force:
         raise error(f"{path}: already there; choose another name or use --force")
+    if path.exists() and kind is not None and not _is_of_kind(path, kind):
+        raise error(f"{path}: not a {kind} file, so it is not replaced; choose another name, or delete it first")
     if not path.parent.is_dir():
         raise error(f"{path.parent}: no such folder for {what or path.name}; create it first")
     for folder in inputs:
+        if path.resolve() == folder.resolve() or (path.exists() and folder.exists() and path.samefile(folder)):
+            raise error(f"{path}: is the input {folder}; choose another name")
         if path.resolve().is_relative_to(folder.resolve()):
             raise error(f"{path}: lies inside the input {folder}; choose a place beside it")
+
+
+def _is_of_kind(path: Path, kind: FileKind) -> bool:
+    """Whether a file begins as files of this kind do; an empty one is of any kind."""
+    offset, beginning = _BEGINNINGS[kind]
+    with path.open("rb") as stream:
+        start = stream.read(offset + len(beginning))
+    return not start or start[offset:].lower() == beginning
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------

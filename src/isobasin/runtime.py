@@ -66,20 +66,21 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     if weights.family.inputs.token_types:
         types = Fields(weights.config).size("type_vocab_size", 2)
         inputs["token_type_ids"] = torch.randint(types, shape, generator=rng)
-    if weights.family.inputs.decoder:
-        _add_decoder_inputs(weights, inputs, rng)
-    return inputs
+    kind = weights.family.class_of(weights.config)
+    if weights.family.inputs.decoder and not kind.endswith(("EncoderModel", "ForSequenceClassification")):
+        inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
+    return with_tokens(weights, inputs, inputs["input_ids"])
 
 
-def _add_decoder_inputs(weights: Weights, inputs: Inputs, rng: torch.Generator) -> None:
-    """Tokens for the decoder; classifiers read at the one token that ends a text, and make these inputs themselves."""
-    kind, ids = weights.family.class_of(weights.config), inputs["input_ids"]
-    if kind.endswith("ForSequenceClassification"):
+def with_tokens(weights: Weights, inputs: Inputs, ids: Tensor) -> Inputs:
+    """The same inputs with other tokens: those of one text, for every answer of a multiple-choice model."""
+    ids = ids.expand(*inputs["input_ids"].shape[:-1], -1).clone()
+    if weights.family.inputs.decoder and weights.family.class_of(weights.config).endswith("ForSequenceClassification"):
+        # A classifier with a decoder reads at the one token that ends a text.
         end = int(weights.settings["eos_token_id"])
         ids[ids == end] = (end + 1) % max(2, vocabulary_size(weights))
         ids[..., -1] = end
-    elif not kind.endswith("EncoderModel"):
-        inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, ids.shape, generator=rng)
+    return inputs | {"input_ids": ids}
 
 
 def vocabulary_size(weights: Weights) -> int:

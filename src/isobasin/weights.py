@@ -13,6 +13,7 @@ from isobasin.checkpoint import (
     Checkpoint,
     CheckpointWriter,
     TensorInfo,
+    check_kept,
     dtype_name,
     open_checkpoint,
     output_dtype,
@@ -169,8 +170,11 @@ class Weights(Mapping[str, Tensor]):
                     if watch:
                         watch(name, None)
                     continue
-                tensor = self.stored(name).to(dtypes[name]).cpu().contiguous()
-                writer.write(disk, tensor, finite=not self.arch.tensors[name].buffer)
+                exact, is_weight = self.stored(name), not self.arch.tensors[name].buffer
+                if is_weight:
+                    check_kept(exact, dtypes[name], disk)
+                tensor = exact.to(dtypes[name]).cpu().contiguous()
+                writer.write(disk, tensor, finite=is_weight)
                 if watch:
                     watch(name, tensor)
         return dtypes

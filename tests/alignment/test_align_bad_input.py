@@ -301,7 +301,7 @@ def test_a_nan_outside_the_scope_is_found_when_it_is_written(place: Path, capsys
 def test_a_disk_that_becomes_full_leaves_nothing(
     method: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place / "t.safetensors").write_text("an older transform")
+    (place / "t.safetensors").write_text("12345678{older}")
     before = everything(place)
     honest, calls = getattr(CheckpointWriter, method), iter(range(10**6))
 

@@ -371,3 +371,31 @@ def replace_config(weights: ib.Weights, keys: dict[str, object]) -> ib.Weights:
     """The same tensors, described by another config."""
     tensors = {disk: weights[name] for name, disk in weights.names.on_disk.items()}
     return ib.load(tensors, {**weights.config, **keys})
+
+
+@pytest.mark.parametrize("table", ["token_type_embeddings", "position_embeddings"])
+def test_a_copy_of_a_model_with_a_table_of_zeros_is_the_same(table: str) -> None:
+    a = tiny_model("bert-bare")
+    name = next(n for n in a if n.endswith(f"{table}.weight"))
+    empty = with_tensors(a, {name: torch.zeros_like(a[name])})
+    assert ib.equivalent(empty, scrambled_file(empty, seed=1)).answer == "same"
+
+
+def test_texts_of_the_whole_vocabulary_are_run_where_weights_differ_noticeably(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change may be seen by a single token, which no other input need hold."""
+    from isobasin.compare import outputs
+
+    a = stored(tiny_model("llama-gqa"), torch.bfloat16)
+    b = scrambled_file(a, torch.bfloat16)
+    compared = outputs.OutputComparison(a, b, "stored", 0)
+    start = compared.compare(outputs.probes(a, b, seed=0)[:3])
+    seen: list[int] = []
+    run = outputs.Runner.run
+
+    def recorded(self: outputs.Runner, inputs: list[dict[str, Tensor]]) -> list[Tensor]:
+        seen.extend(token for each in inputs for token in each["input_ids"].flatten().tolist())
+        return run(self, inputs)
+
+    monkeypatch.setattr(outputs.Runner, "run", recorded)
+    assert len(compared.with_vocabulary(start)) == len(start) + 1
+    assert set(seen) == set(range(a.config["vocab_size"]))

@@ -52,7 +52,7 @@ def _set_coordinates(
     fold_norms: bool,
 ) -> tuple[Tensors, dict[str, Value]]:
     """B after the elements have acted on its folded form, with the coordinates set one stage after the other."""
-    norms = {c: _gain_and_shift(c, moving, reference) for c in coordinates if isinstance(c, NormCoordinate)}
+    norms = {c: _factor(c, moving, reference) for c in coordinates if c.folds}
     if fold_norms:
         norms = {c: c.canonical(value) for c, value in norms.items()}
     flat = View(moving, chain(*(c.set(c.canonical(value)) for c, value in norms.items())))
@@ -62,7 +62,7 @@ def _set_coordinates(
         chosen = [c for c in coordinates if c.stage == stage]
         # A reader's mean is set before its norm, but what is nearest shows only behind A's own gain and shift.
         seen = View(view, chain(*(c.set(value) for c, value in norms.items()))) if stage < Stage.NORM else view
-        after = {c: norms[c] if isinstance(c, NormCoordinate) else c.nearest(seen, reference) for c in chosen}
+        after = {c: norms[c] if c.folds else c.nearest(seen, reference) for c in chosen}
         for c, value in after.items():
             before = c.read(moving)
             gauge[c.name] = Value((before[: len(value)] if before.dim() else before).cpu(), value.cpu())
@@ -75,6 +75,10 @@ def _is_used(c: Coordinate, reference: Tensors, moving: Tensors) -> bool:
     if isinstance(c, HiddenColumns):
         return c.usable(reference) or c.usable(moving)
     return c.usable(reference) and c.usable(moving)
+
+
+def _factor(c: Coordinate, moving: Tensors, reference: Tensors) -> Tensor:
+    return _gain_and_shift(c, moving, reference) if isinstance(c, NormCoordinate) else c.read(reference)
 
 
 def _gain_and_shift(c: NormCoordinate, moving: Tensors, reference: Tensors) -> Tensor:

@@ -124,7 +124,7 @@ def product_inner(
     return torch.cat(rows)
 
 
-def product_squares(x: Float[Tensor, "h d_x n"], y: Float[Tensor, "g d_y n"]) -> Float[Tensor, "heads"]:
+def product_squares(x: Float[Tensor, "h d_x n"], y: Float[Tensor, "g d_y n"]) -> Float[Tensor, " heads"]:
     """‖X Yᵀ‖² per head, from its own two Grams."""
     n = max(len(x), len(y))
     return (_repeated(_grams(x), n) * _repeated(_grams(y), n)).sum((-1, -2))

@@ -63,12 +63,12 @@ class HeadDescent:
     """Where the descent ended, per head; `gradient` is relative to the size of the gradient's own terms."""
 
     u: Float[Tensor, "batch n n"]
-    objective: Float[Tensor, "batch"]
-    gradient: Float[Tensor, "batch"]
-    converged: Bool[Tensor, "batch"]
-    steps: Int[Tensor, "batch"]
+    objective: Float[Tensor, " batch"]
+    gradient: Float[Tensor, " batch"]
+    converged: Bool[Tensor, " batch"]
+    steps: Int[Tensor, " batch"]
 
-    def replaced(self, heads: Tensor, other: "HeadDescent", which: Bool[Tensor, "some"]) -> "HeadDescent":
+    def replaced(self, heads: Tensor, other: "HeadDescent", which: Bool[Tensor, " some"]) -> "HeadDescent":
         """This, with some heads as another run left them."""
         return HeadDescent(
             self.u.index_copy(0, heads, other.u[which]),
@@ -301,7 +301,7 @@ def _conjugate_gradients(
 
 def _line_search(
     grams: Grams, u: Tensor, value: Tensor, x: Tensor, slope: Tensor
-) -> tuple[Tensor, Tensor, Bool[Tensor, "batch"], Tensor]:
+) -> tuple[Tensor, Tensor, Bool[Tensor, " batch"], Tensor]:
     """(I + tX) U with the largest t = 1, ½, ¼ … that lowers L enough and keeps the sign of the determinant.
 
     Along X the slope of L is −2 ⟨R, X⟩; enough is a ten-thousandth of it (Armijo).

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.heads import HeadMatcher
-from isobasin.arch import Architecture, Placement
+from isobasin.arch import Architecture, HeadSpace, Placement, Space, identity_fields
 from isobasin.errors import ArchitectureError
 from isobasin.groups import Element, Overlap
 from isobasin.shapes import Float
@@ -44,7 +44,7 @@ def check_comparable(a: Weights, b: Weights) -> None:
         _refuse("rotary positions", a.arch.rotary, b.arch.rotary)
     for name in a.arch.spaces:
         if a.arch.spaces[name] != b.arch.spaces.get(name):
-            _refuse(f"space {name}", a.arch.spaces[name], b.arch.spaces.get(name))
+            _refuse(f"space {name}", *_differing_fields(a.arch.spaces[name], b.arch.spaces.get(name)))
     for name in sorted(_weights(a) | _weights(b)):
         if a.arch.shapes.get(name) != b.arch.shapes.get(name):
             _refuse(f"tensor {name}", a.arch.shapes.get(name, "absent"), b.arch.shapes.get(name, "absent"))
@@ -55,6 +55,15 @@ def check_comparable(a: Weights, b: Weights) -> None:
 
 def _weights(model: Weights) -> set[str]:
     return {name for name, pattern in model.arch.tensors.items() if not pattern.buffer}
+
+
+def _differing_fields(a: Space | HeadSpace, b: Space | HeadSpace | None) -> tuple[str, str]:
+    """What tells two spaces of a name apart, for a message."""
+    if b is None or type(a) is not type(b):
+        return str(a.size if isinstance(a, Space) else a.n_heads), "none"
+    of_a, of_b = identity_fields(a), identity_fields(b)
+    keys = [key for key in {**of_a, **of_b} if of_a.get(key) != of_b.get(key)]
+    return ", ".join(f"{k}={of_a.get(k)}" for k in keys), ", ".join(f"{k}={of_b.get(k)}" for k in keys)
 
 
 def _refuse(what: str, a: object, b: object) -> None:

@@ -184,7 +184,7 @@ def align_linear_recipe(
     learning_rate: float = 1e-2,
     max_steps: int = 2000,
     tol: float = 1e-8,
-    target: Float[Tensor, "h"] | None = None,
+    target: Float[Tensor, " h"] | None = None,
 ) -> RecipeAlignment:
     """`descend_linear`, head by head, as published."""
     heads = [

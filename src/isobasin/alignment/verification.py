@@ -264,21 +264,28 @@ class LayerCheck:
                 source = x if other == norm or other is None else _read(self.arch, tensors, other, z)
                 out = _attention(self.arch, space, tensors, x, source)
             out = out if out is not None else _units(self.arch, space, tensors, x)  # type: ignore[arg-type]
+            for writer in self._writers(space):
+                out = out * self._scale(writer, tensors)
             total = total + (out + x if norm and norm.skip else out)  # after a post-norm the stream itself goes on
-        for bias in self._biases(layer):
-            total = total + tensors[bias]
+        # What the layer adds whatever it reads; a parallel attention and feed-forward may share one.
+        writers = {
+            bias: name
+            for space in self._spaces(layer)
+            for name in self._writers(space)
+            if (bias := self.arch.bias_of(name))
+        }
+        for bias, writer in writers.items():
+            total = total + tensors[bias] * self._scale(writer, tensors)
         return total
 
-    def _biases(self, layer: int) -> set[str]:
-        """What the layer adds whatever it reads; a parallel attention and feed-forward may share one."""
-        faces = [space.vo if isinstance(space, HeadSpace) else space.name for space in self._spaces(layer)]
-        writers = [
-            name
-            for face in faces
-            for name, *_, term in self.arch.carriers(face)
-            if term.dual and len(self.arch.shapes[name]) > 1
-        ]
-        return {bias for bias in map(self.arch.bias_of, writers) if bias}
+    def _writers(self, space: Space | HeadSpace) -> list[str]:
+        """The weights that read a space and write to the stream."""
+        carriers = self.arch.carriers(space.vo if isinstance(space, HeadSpace) else space.name)
+        return [name for name, *_, term in carriers if term.dual and len(self.arch.shapes[name]) > 1]
+
+    def _scale(self, writer: str, tensors: Tensors) -> Tensor | float:
+        scale = self.arch.scale_of(writer)
+        return tensors[scale] if scale else 1.0
 
 
 def require_unchanged(layer: int, change: float) -> None:

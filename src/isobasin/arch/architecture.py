@@ -204,7 +204,10 @@ class Architecture:
     rotary: Mapping[str, Any] = field(default_factory=dict)  # base, type and scaling of rotary positions
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a bound one
     routers: tuple[str, ...] = ()  # weights whose outputs, one per row, pass a softmax: experts are chosen by them
-    tables: tuple[str, ...] = ()  # relative positions: a number for every distance and head that is added to scores
+    # Relative positions: a number for every distance and head that is added to scores. Rows that one query reads
+    # together form a group; none given: every query reads all of them.
+    tables: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)  # LayerScale: the weight whose outputs each one multiplies
 
     # -- looking things up ---------------------------------------------------------------------------------
 
@@ -329,6 +332,10 @@ class Architecture:
         """The gains that norms without parameters would have, and their sizes: whoever asks for one gets ones."""
         return {norm.gain: self.term_size(Term(norm.space)) for norm in self.norms.values() if norm.plain}
 
+    def scale_of(self, weight: str) -> str | None:
+        """The LayerScale behind a weight, if this checkpoint has one."""
+        return next((name for name, of in self.scales.items() if of == weight and name in self.tensors), None)
+
     def tied(self, name: str) -> bool:
         return len(self.tensors[name].roles) > 1
 
@@ -420,7 +427,8 @@ def build(
     aliases: Mapping[str, str] | None = None,
     rotary: Mapping[str, Any] | None = None,
     routers: tuple[str, ...] = (),
-    tables: tuple[str, ...] = (),
+    tables: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
+    scales: Mapping[str, str] | None = None,
 ) -> Architecture:
     """Put an architecture together from a family's strings, and check that it makes sense.
 
@@ -456,6 +464,8 @@ def build(
         words = ("|qk{i}:q|", "|qk{i}|") if each.whole_norm else (f".{each.d_head}",) * 2
         names = dict(zip((each.q_gain, each.k_gain), words))
         patterns |= {name: parse(text) for name, text in per_layer(names, n).items()}
+    for name, weight in per_layer(scales or {}, n).items():
+        patterns[name] = parse(f"?|{_written(patterns[weight], sources)}|")
     for norm in (norm for norm in parsed.values() if not norm.plain):
         patterns[norm.gain] = parse(f"|{norm.space}|")
         if norm.kind == "layer":
@@ -466,10 +476,18 @@ def build(
         aliases=dict(aliases or {}),
         rotary=dict(rotary or {}),
         routers=routers,
-        tables=tables,
+        tables=dict(tables or {}),
+        scales=per_layer(scales or {}, n),
     )
     _validate(arch)
     return arch
+
+
+def _written(pattern: Pattern, sources: Container[str]) -> str:
+    """The space to which a weight writes."""
+    axis = out_axis(pattern.roles[0], sources)
+    assert axis is not None, pattern.text
+    return pattern.roles[0].axes[axis].terms[0].name
 
 
 def _bias(pattern: Pattern, sources: Container[str]) -> Pattern:

@@ -3,6 +3,7 @@
 from isobasin.checkpoint.header import DTYPE_POLICIES as DTYPE_POLICIES
 from isobasin.checkpoint.header import TensorInfo as TensorInfo
 from isobasin.checkpoint.header import check_finite as check_finite
+from isobasin.checkpoint.header import check_kept as check_kept
 from isobasin.checkpoint.header import dtype_name as dtype_name
 from isobasin.checkpoint.header import output_dtype as output_dtype
 from isobasin.checkpoint.header import with_dtype as with_dtype

@@ -35,6 +35,7 @@ SAFETENSORS_DTYPES: dict[str, torch.dtype] = {
 SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 DTYPE_POLICIES = ("keep", "float32", "bfloat16", "float16")
 _CONFIG_KEYS = ("dtype", "torch_dtype")
+MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may cost
 _BLOCK = 1 << 18  # numbers that are checked at once
 
 
@@ -82,6 +83,22 @@ def check_finite(tensor: torch.Tensor, name: str, advice: str) -> None:
     n_nan = sum(int(block.isnan().sum()) for block in blocks)
     n_inf = sum(int(block.isinf().sum()) for block in blocks)
     raise CheckpointError(f"tensor {name!r} holds {n_nan} NaN and {n_inf} infinite values: {advice}")
+
+
+def check_kept(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> None:
+    """Raise `CheckpointError` if a narrower type loses numbers that are too small for it: a noticeable part of the
+    tensor, or of one of its rows, as behind a norm the size of a row does not matter."""
+    if torch.finfo(dtype).smallest_normal <= torch.finfo(tensor.dtype).smallest_normal or not tensor.numel():
+        return
+    rows = tensor.detach().reshape(len(tensor) if tensor.dim() > 1 else 1, -1)
+    for some in rows.split(max(1, _BLOCK // max(1, rows.shape[1]))):
+        wide = some.to(torch.float64)
+        lost, size = ((x * x).sum(1) for x in (wide - some.to(dtype).to(torch.float64), wide))
+        if bool((lost > MAX_LOST**2 * size).any()):
+            raise CheckpointError(
+                f"tensor {name!r} holds numbers too small for {dtype_name(dtype)}, of which "
+                f"{torch.finfo(dtype).smallest_normal:.0e} is the smallest: choose bfloat16 or float32"
+            )
 
 
 # -- header ------------------------------------------------------------------------------------------------------------

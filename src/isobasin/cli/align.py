@@ -27,6 +27,7 @@ from isobasin.cli.output import (
     OnProgress,
     check_outputs,
     emit,
+    existing,
     measured_cost,
     note,
     progress,
@@ -85,7 +86,7 @@ def align_command(
         reference, moving = (untied(model) if untie else model for model in map(load, (to, b)))
         check_comparable(reference, moving)  # before data are read for learning
         folders = [model.path for model in (reference, moving) if model.path]
-        check_outputs(save, folders, save_transform)
+        check_outputs(save, [*folders, *existing(data)], save_transform)
         moving.output_dtypes(save.dtype)
         quiet = show.silent or not is_first_process()
         with progress(quiet=quiet) as on_progress:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from isobasin.cli.options import Force, PrintOptions, Seed, with_options
-from isobasin.cli.output import emit, progress
+from isobasin.cli.output import emit, number, progress
 
 
 @with_options

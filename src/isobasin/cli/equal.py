@@ -42,7 +42,7 @@ def equal_command(
         folders = tuple(model.path for model in models if model.path)
         for file in (save_transform, save_witness):
             if file:
-                check_output_file(file, force=force, inputs=folders)
+                check_output_file(file, force=force, kind="safetensors", inputs=folders)
         watch = None if show.silent else note
         found = equivalent(*models, precision=precision, seed=seed, device=device.find(), watch=watch)
     files = _write_evidence(found, save_transform, save_witness, force)

@@ -9,7 +9,7 @@ from isobasin.cli.options import Json, Model, Seed
 from isobasin.cli.output import emit
 
 if TYPE_CHECKING:
-    from isobasin.arch import Architecture
+    from isobasin.arch import Architecture, HeadSpace
 
 
 def info_command(model: Model, json: Json = False) -> None:

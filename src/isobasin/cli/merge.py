@@ -25,7 +25,7 @@ from isobasin.cli.options import (
     check_choice,
     with_options,
 )
-from isobasin.cli.output import check_outputs, counted, emit, measured_cost, progress, verified_change
+from isobasin.cli.output import check_outputs, counted, emit, existing, measured_cost, progress, verified_change
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def merge_command(
             setup.check("merge")
         loaded = [load(name) for name in recipe.models]
         companions = None if recipe.tokenizer_source is None else _companions(recipe.tokenizer_source, loaded[0])
-        check_outputs(save, [folder for folder in (*(model.path for model in loaded), companions) if folder])
+        folders = [folder for folder in (*(model.path for model in loaded), companions) if folder]
+        check_outputs(save, [*folders, *existing(data)])
         with progress(quiet=show.silent) as on_progress:
             how: dict[str, Any] = {}
             if setup and setup.learning:

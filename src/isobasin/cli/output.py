@@ -122,10 +122,16 @@ def check_outputs(save: SaveOptions, inputs: Sequence[Path], transform: Path | N
 
 def _check_transform_path(path: Path, save: SaveOptions, inputs: Sequence[Path]) -> None:
     """Refuse a transform file that exists, or that would lie inside an input or inside the output folder."""
-    check_output_file(path, force=save.force, what="the transform file", error=TransformError)
+    what: dict[str, Any] = {"what": "the transform file", "error": TransformError}
+    check_output_file(path, force=save.force, kind="safetensors", inputs=[f for f in inputs if f.is_file()], **what)
     for folder in (save.output, *inputs):
         if path.resolve().is_relative_to(folder.resolve()):
             raise TransformError(f"--save-transform {path}: lies inside {folder}; choose a place beside it")
+
+
+def existing(*sources: str | Path | None) -> list[Path]:
+    """Those among some sources of data that are files or folders, and no names of data sets."""
+    return [Path(source) for source in sources if source is not None and Path(source).exists()]
 
 
 def verified_change(before: "Weights", after: "Weights", verify: str, *, seed: int = 0, quiet: bool) -> float | None:

@@ -26,7 +26,7 @@ from isobasin.cli.options import (
     Seed,
     with_options,
 )
-from isobasin.cli.output import emit, note, number, progress
+from isobasin.cli.output import emit, existing, note, number, progress
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def path_command(
     loaded = dict(zip("ABC", map(load, models)))
     for other in list(loaded.values())[1:]:
         check_comparable(loaded["A"], other)  # before anything is read
-    check_output_file(output, force=force, inputs=tuple(m.path for m in loaded.values() if m.path))
+    read = existing(measured.data, align_data, learn_data)
+    check_output_file(output, force=force, kind="JSON", inputs=[*(m.path for m in loaded.values() if m.path), *read])
     task = reading.open(measured.data, list(loaded.values()), seed=seed, split="test")
     learned_from: list[str] = []
     if setup and setup.learning:
@@ -222,9 +223,11 @@ def report_command(
     json: Json = False,
 ) -> None:
     """Write one self-contained page: verdict, table, curves, the barrier by component, provenance."""
+    from isobasin.files import check_output_file
     from isobasin.report import read_result, verdict, write_report
 
     results = [read_result(path) for path in paths]
+    check_output_file(output, force=force, kind="HTML", inputs=paths)
     written = write_report(results, output, force=force)
     pairs = [
         {"file": str(path), "pair": pair.key, "verdict": found.state, "sentence": found.sentence}

@@ -86,7 +86,7 @@ class BlockPair:
         tensors_b, tensors_a = b.block(space_b), a.block(space_a)
         action = Action(a.arch, {a.arch.stream.name: stream})
         moved = {name: action.tensor(name, t) for name, t in zip(tensors_a, tensors_b.values(), strict=True)}
-        folded = {name for norm in a.arch.norms.values() for name in (norm.gain, norm.shift)}
+        folded = {name for norm in a.arch.norms.values() for name in (norm.gain, norm.shift)} | set(a.arch.scales)
         # Folded gains are all ones in both models: they would make unrelated models similar.
         kept = [n for n in moved if n not in folded or not (_is_constant(tensors_a[n]) and _is_constant(moved[n]))]
         return BlockPair(a.arch, space_a, {n: tensors_a[n] for n in kept}, {n: moved[n] for n in kept})

@@ -49,6 +49,7 @@ from isobasin.weights import Weights, untied
 
 # Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
 # 0 between copies, about 1 between unrelated models.
+NOTICEABLE = 3.0  # multiples of the noise floor of a weight: below it there is no change that outputs could miss
 UNRELATED_THRESHOLD = 0.5
 REFINING_SWEEPS = 10
 MAX_IMBALANCE = 100.0  # between the factors of a head
@@ -199,6 +200,9 @@ def equivalent(
     if not element.fits and find_witness(compared) is None:
         report("searching for an input on which the outputs differ")
         compared = outputs.with_search(compared)
+    if element.fits and max((r.ratio for r in element.residuals), default=0.0) > NOTICEABLE:
+        report("running both models on the whole vocabulary")
+        compared = outputs.with_vocabulary(compared)
     return decide(a, b, element, compared, coarsest_precision(a, b, precision=precision))
 
 

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from isobasin.rounding import perturbed, rounding_units
-from isobasin.runtime import Inputs, Runner, max_length, output_difference, random_inputs, vocabulary_size
+from isobasin.runtime import (
+    Inputs,
+    Runner,
+    max_length,
+    output_difference,
+    random_inputs,
+    vocabulary_size,
+    with_tokens,
+)
 from isobasin.weights import Weights
 
 WITNESS_THRESHOLD = 10.0  # multiples of the noise floor of the outputs; measured: copies stay below 3
@@ -41,7 +49,7 @@ def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Pr
     if "pixel_values" in drawn[0]:
         structured = {label: drawn[0] | {"pixel_values": x} for label, x in _images(drawn[0]["pixel_values"]).items()}
     else:
-        ids_by_label = _token_ids(shorter, seed, brief) | _padded_ids(a, b, drawn[0]["input_ids"][0])
+        ids_by_label = _token_ids(shorter, seed, brief) | _padded_ids(a, b, drawn[0]["input_ids"].flatten(0, -2)[0])
         structured = {label: _with_tokens(shorter, ids, seed) for label, ids in ids_by_label.items()}
     return [*(Probe("random", each) for each in drawn), *(Probe(label, each) for label, each in structured.items())]
 
@@ -55,9 +63,9 @@ def _variant(probe: Probe, weights: Weights, rng: torch.Generator) -> Probe:
         inputs["pixel_values"] = scale * x + 0.3 * torch.randn(x.shape, generator=rng)
     else:
         ids = inputs["input_ids"].clone()
-        places = torch.randint(ids.shape[1], (max(1, ids.shape[1] // 4),), generator=rng)
-        ids[0, places] = torch.randint(vocabulary_size(weights) or 2, places.shape, generator=rng)
-        inputs["input_ids"] = ids
+        places = torch.randint(ids.shape[-1], (max(1, ids.shape[-1] // 4),), generator=rng)
+        ids[..., places] = torch.randint(vocabulary_size(weights) or 2, places.shape, generator=rng)
+        inputs = with_tokens(weights, inputs, ids)
     return Probe(f"{probe.label.removesuffix(', varied')}, varied", inputs)
 
 
@@ -99,7 +107,7 @@ def _padded_ids(a: Weights, b: Weights, ids: Tensor) -> dict[str, Tensor]:
 
 def _with_tokens(weights: Weights, ids: Tensor, seed: int) -> Inputs:
     """These tokens, with random token types where the model has them."""
-    return random_inputs(weights, n=1, length=len(ids), seed=seed)[0] | {"input_ids": ids[None]}
+    return with_tokens(weights, random_inputs(weights, n=1, length=len(ids), seed=seed)[0], ids)
 
 
 def _images(x: Tensor) -> dict[str, Tensor]:
@@ -208,10 +216,26 @@ class OutputComparison:
         usual = min(USUAL_LENGTH, _max_length(shorter))
         length = max(usual, min(max(positions, default=0) + 1, _affordable_length(shorter)))
         drawn = random_inputs(shorter, n=1, length=length, seed=self.seed)[0]
-        for chosen in (tokens, tokens[:1]) if tokens else (drawn["input_ids"][0].tolist(),):
-            ids = torch.tensor(chosen).repeat(length)[None, :length]
-            compared = self._with_probe(compared, Probe("tokens whose rows differ most", drawn | {"input_ids": ids}))
+        for chosen in (tokens, tokens[:1]) if tokens else (drawn["input_ids"].flatten(0, -2)[0].tolist(),):
+            inputs = with_tokens(shorter, drawn, torch.tensor(chosen).repeat(length)[:length])
+            compared = self._with_probe(compared, Probe("tokens whose rows differ most", inputs))
         return compared
+
+    def with_vocabulary(self, compared: list[ComparedInput]) -> list[ComparedInput]:
+        """The comparisons and one more: the worst of texts that together hold every token, or as many as can be run in
+        the time of one long text. A change may be seen by a single token."""
+        if "input_ids" not in compared[0].inputs:
+            return compared
+        shorter = min(self.a, self.b, key=_max_length)
+        n_tokens, length = vocabulary_size(shorter) or 2, min(USUAL_LENGTH, _max_length(shorter))
+        order = torch.randperm(n_tokens, generator=torch.Generator().manual_seed(self.seed))
+        drawn = random_inputs(shorter, n=1, length=length, seed=self.seed)[0]
+        some = order[: max(length, _affordable_length(shorter))].split(length)
+        texts = [torch.cat([ids, order[: length - len(ids)]]) for ids in some]
+        found = [Probe("tokens of the whole vocabulary", with_tokens(shorter, drawn, ids)) for ids in texts]
+        outputs = [self._runner(w).run([probe.inputs for probe in found]) for w in (self.a, self.b)]
+        differences = [output_difference(x, y, x) for x, y in zip(*outputs)]
+        return self._with_probe(compared, found[max(range(len(found)), key=differences.__getitem__)])
 
     def with_search(self, compared: list[ComparedInput]) -> list[ComparedInput]:
         """The comparisons and one more: the best of many variants; each round starts from the best input so far."""

@@ -29,6 +29,7 @@ MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may co
 DRAWS, FEW_DRAWS = 8, 4  # perturbed copies of a tensor, and of one that is large
 LARGE_TENSOR = 2**20  # numbers
 CHUNK = 2**18  # numbers processed at once: larger pieces fragment the heap
+NOT_ZERO = 1e-10  # numbers of a table that is not next to zero
 MAX_ROWS = 4  # rows of a table that are named as those that differ most
 OUTPUTS = "outputs"  # name for the tensors that no space moves: the biases of heads
 
@@ -143,7 +144,7 @@ def _tensor_residual(pair: "_AlignedPair", name: str) -> _TensorResidual:
     shape, x = pair.a.arch.shapes[name], log_odds(pair.a.n_params)
     rows, columns, entries, sizes = pair.lines(name, x)
     is_open = len(shape) > 1 and not pair.a.arch.tensors[name].roles[0].axes[0].terms
-    if is_open:
+    if is_open and not _adds_to_others(pair.a, name):
         rows = _without_lost(rows, sizes, (pair.units_a[name], pair.units_b[name]))
     judged = [lines.judged(x) for lines in (rows, columns, rows.total())]
     # Single entries decide only where no line does: the worst of them says little about where two models part.
@@ -155,6 +156,14 @@ def _tensor_residual(pair: "_AlignedPair", name: str) -> _TensorResidual:
     beyond = tuple(most.indices[most.values > 1].tolist()) if most else ()
     residual, noise, *_ = rows.sums.sum(1).tolist()
     return _TensorResidual(residual, noise, float(sizes.sum()), ratio, allowed, beyond, len(shape) > 1)
+
+
+def _adds_to_others(weights: Weights, name: str) -> bool:
+    """Whether the rows of a table are added to those of another one that is not next to zero: then a row that is lost
+    leaves nothing but the others."""
+    parts = [{part for part, _, _ in each.give + each.take} for each in weights.arch.sums]
+    others = {part for each in parts if name in each for part in each} - {name}
+    return any(float(weights[other].abs().max()) > NOT_ZERO for other in others)
 
 
 def _without_lost(rows: Lines, sizes: Tensor, roundings: Sequence[Rounding]) -> Lines:

@@ -36,12 +36,12 @@ EXACT_BELOW = 1024  # bench/assignment.py: the certified solver takes as long at
 class GroupedAssignment:
     """`groups[i]`: B's kv group that lands on A's group i. `heads[i]`: B's query head that lands on A's i."""
 
-    groups: Int[Tensor, "g"]
-    heads: Int[Tensor, "h"]
+    groups: Int[Tensor, " g"]
+    heads: Int[Tensor, " h"]
     cost: float
 
 
-def assign(cost: Float[Tensor, "rows columns"]) -> Int[Tensor, "rows"]:
+def assign(cost: Float[Tensor, "rows columns"]) -> Int[Tensor, " rows"]:
     """The permutation p that minimises Σᵢ cost[i, p(i)].
 
     >>> assign(torch.tensor([[4.0, 1.0], [2.0, 3.0]])).tolist()
@@ -88,7 +88,7 @@ def assign_grouped(cost: Float[Tensor, "rows columns"], n_groups: int) -> Groupe
     return GroupedAssignment(groups, heads.reshape(-1), float(totals[rows, groups].sum()))
 
 
-def best_permutation(benefit: Float[Tensor, "n n"]) -> Int[Tensor, "n"]:
+def best_permutation(benefit: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
     """The permutation of largest benefit; for wide layers one that is proven to be within a millionth of it."""
     if len(benefit) <= EXACT_BELOW:
         return assign(-benefit)
@@ -111,7 +111,7 @@ STEP = 0.005  # of what separates a row's second choice from its last: fine enou
 class Assignment:
     """`index[i]`: the column of row i. `value` ≤ the optimum ≤ `bound`. `rounds`: problems solved and priced."""
 
-    index: Int[Tensor, "n"]
+    index: Int[Tensor, " n"]
     value: float
     bound: float
     rounds: int
@@ -132,7 +132,7 @@ class Assignment:
 def assign_certified(
     benefit: Float[Tensor, "n n"],
     *,
-    start: Int[Tensor, "n"] | None = None,
+    start: Int[Tensor, " n"] | None = None,
     tolerance: float = 1e-3,
     dense_below: int = DENSE_BELOW,
 ) -> Assignment:

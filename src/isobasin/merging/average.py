@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isobasin.checkpoint import CheckpointWriter, check_finite
+from isobasin.checkpoint import CheckpointWriter, check_finite, check_kept
 from isobasin.errors import CheckpointError
 from isobasin.weights import Weights
 
@@ -189,6 +189,8 @@ class MergedTensor:
         return blocks
 
     def _combined(self, combination: Combination, parts: Sequence[Tensor]) -> Tensor:
+        for model, part in zip(self.models, parts):
+            check_kept(part, self.dtype, model.names.on_disk[self.name])
         result, finite = combine(combination, parts, self._via, self.dtype)
         if finite:
             return result

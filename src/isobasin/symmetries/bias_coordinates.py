@@ -7,7 +7,7 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, Axis, HeadSpace, Sum, Term
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.coordinate import Coordinate, Stage, contract, face_columns
+from isobasin.symmetries.coordinate import Coordinate, Stage, constant_lines, contract, face_columns
 from isobasin.symmetries.mean_coordinates import free_key_rows, output_projection, spread_over_queries
 from isobasin.views import Change, Tensors
 
@@ -62,11 +62,15 @@ class KeyBias(Coordinate):
 
 @dataclass(frozen=True)
 class TableMean(Coordinate):
-    """The mean over all distances of a table of relative positions: one number for all scores of a head."""
+    """The mean over all distances of a table of relative positions: one number for all scores of a head.
+
+    `groups` are the rows that one query reads together; the others' mean is another number.
+    """
 
     table: str
     words: Axis
     n_heads: int
+    groups: tuple[tuple[int, ...], ...]
     stage = Stage.KEY
 
     @property
@@ -75,24 +79,30 @@ class TableMean(Coordinate):
 
     @property
     def dim(self) -> int:
-        return self.n_heads
+        return len(self.groups) * self.n_heads
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.n_heads,),)
+        return ((len(self.groups), self.n_heads),)
 
     @property
     def touches(self) -> frozenset[str]:
         return frozenset({self.table})
 
     def read(self, tensors: Tensors) -> Tensor:
-        return tensors[self.table].mean(0)
+        return torch.stack([tensors[self.table][list(rows)].mean(0) for rows in self.groups])
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
-        return action.act(value, 0, self.words)
+        return action.act(value, 1, self.words)
 
     def set(self, value: Tensor) -> dict[str, Change]:
-        return {self.table: lambda t: t[self.table] + value.to(t[self.table].device) - self.read(t)}
+        def change(t: Tensors) -> Tensor:
+            table = t[self.table].clone()
+            for rows, step in zip(self.groups, value.to(table.device) - self.read(t)):
+                table[list(rows)] += step
+            return table
+
+        return {self.table: change}
 
 
 @dataclass(frozen=True)
@@ -175,6 +185,12 @@ class SumShare(Coordinate):
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         return action.act(value, 0, Axis((Term(self.space),)))
+
+    def still(self, tensors: Tensors) -> Tensor | None:
+        """If all of them have a row that a LayerNorm takes for zero, some input may be nothing but such rows."""
+        rows = [_rows(tensors[name])[start:stop] for name, start, stop in self.sum.give + self.sum.take]
+        together = self.mean_is_free and all(bool(constant_lines(each, -1).any()) for each in rows)
+        return torch.ones(self.size, dtype=torch.bool) if together else None
 
     def set(self, value: Tensor) -> dict[str, Change]:
         def change(part: tuple[str, int, int | None], sign: float) -> Change:
@@ -268,8 +284,13 @@ def key_biases(arch: Architecture) -> list[KeyBias]:
 
 
 def table_means(arch: Architecture) -> list[TableMean]:
-    tables = (name for name in arch.tables if name in arch.tensors)
-    return [TableMean(name, arch.tensors[name].roles[0].axes[1], arch.shapes[name][1]) for name in tables]
+    found = []
+    for name, groups in arch.tables.items():
+        if name in arch.tensors:
+            n_rows, n_heads = arch.shapes[name]
+            words = arch.tensors[name].roles[0].axes[1]
+            found.append(TableMean(name, words, n_heads, groups or (tuple(range(n_rows)),)))
+    return found
 
 
 def value_biases(arch: Architecture) -> list[ValueBias]:

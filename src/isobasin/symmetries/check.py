@@ -9,7 +9,6 @@ from isobasin.errors import VerificationError
 from isobasin.rounding import perturbed, rounding
 from isobasin.runtime import output_difference, outputs, random_inputs
 from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
-from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform, Value, scramble
 from isobasin.views import AsFloat64
@@ -95,9 +94,9 @@ def _parts(drawn: Transform, weights: Weights) -> dict[str, Transform]:
 
 
 def _own_gains(weights: Weights) -> dict[str, Value]:
-    """Every norm with its own gain and shift as the target: what a rotation needs to pass through them."""
+    """Every factor (gain and shift of a norm, LayerScale) with its own value as the target, as a rotation needs it."""
     tensors = AsFloat64(weights)
-    norms = [c for c in symmetry(weights.arch).coordinates.values() if isinstance(c, NormCoordinate)]
+    norms = [c for c in symmetry(weights.arch).coordinates.values() if c.folds]
     return {c.name: Value(c.read(tensors), c.read(tensors)) for c in norms}
 
 

@@ -19,6 +19,7 @@ SMALLEST_MEAN = 0.1
 carries there comes back with its rounding divided by this share, and float32 files must come back to 1e-6."""
 
 SMALL = 1e-6  # of the largest gain: nothing that is seen is divided by a smaller one
+CONSTANT = 1e-3  # of the largest number of a tensor: lines with a smaller spread are next to constant
 NEGLIGIBLE = 1e-20  # of the largest gain: a smaller one is treated as zero
 
 
@@ -39,6 +40,7 @@ class Coordinate(ABC):
 
     stage: Stage
     name: str
+    folds = False  # a factor that is taken out before group elements act, and put back afterwards
     smallest_sample = 0.05  # size of a random value where the present one is smaller
 
     @property
@@ -72,6 +74,14 @@ class Coordinate(ABC):
         """A random value of the size of the present one, far from it, and harmless to precision."""
         size = value.square().mean().sqrt().clamp(min=self.smallest_sample)
         return size * torch.randn(value.shape, generator=rng, dtype=torch.float64) * self.mask(value)
+
+    def still(self, tensors: Tensors) -> Tensor | None:
+        """Where a random value would cost precision, and the present one stays; None: nowhere."""
+        return None
+
+    def canonical(self, value: Tensor) -> Tensor:
+        """What a factor is while it is taken out."""
+        return torch.ones_like(value)
 
     def mask(self, like: Tensor) -> Tensor:
         """One where the value may be chosen, zero where it is not free."""
@@ -122,6 +132,13 @@ def face_columns(arch: Architecture, axis: Axis, face: str, *, dual: bool | None
             columns += list(range(start, stop)) if take else []
             start = stop
     return columns
+
+
+def constant_lines(tensor: Tensor, axis: int) -> Tensor:
+    """Where a tensor is the same number along an axis: behind a LayerNorm that is zero, which nothing but rounding
+    changes, and a small eps makes rounding large."""
+    centred = tensor - tensor.mean(axis, keepdim=True)
+    return centred.abs().amax(axis) <= CONSTANT * tensor.abs().max().clamp(min=1e-300)
 
 
 def negligible(gain: Tensor) -> Tensor:

@@ -321,7 +321,7 @@ def _jacobian(block: AttentionBlock, seed: int) -> Float[Tensor, "output paramet
     return torch.cat([p.flatten(0, 2).flatten(1) for p in parts.values()], dim=1)
 
 
-def _null_space(singular: Float[Tensor, "parameter"]) -> Nullity:
+def _null_space(singular: Float[Tensor, " parameter"]) -> Nullity:
     """Cut the singular values at their widest gap.
 
     Rounding noise is lifted to one floor, so that no gap is found inside it; the floor also closes the list,

@@ -12,7 +12,9 @@ from isobasin.symmetries.coordinate import (
     Coordinate,
     Stage,
     add_outer,
+    along,
     carries_constant,
+    constant_lines,
     contract,
     face_columns,
     negligible,
@@ -237,13 +239,17 @@ def spread_over_queries(values: Tensor, heads: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class WriterMean(Coordinate):
-    """The mean over the stream of what a tensor writes there: no LayerNorm behind it sees that."""
+    """The mean over the stream of what a tensor writes there: no LayerNorm behind it sees that.
+
+    Behind a LayerScale λ it is the mean of λW, and moves along 1/λ.
+    """
 
     tensor: str
     axis: int
     words: tuple[Axis, ...]
     shape: tuple[int, ...]
     space: str
+    scale: str | None = None
     stage = Stage.WRITER_MEAN
     smallest_sample = 0.02
 
@@ -264,7 +270,16 @@ class WriterMean(Coordinate):
         return frozenset({self.tensor})
 
     def read(self, tensors: Tensors) -> Tensor:
-        return tensors[self.tensor].mean(self.axis)
+        return (tensors[self.tensor] * self._factor(tensors)).mean(self.axis)
+
+    def _factor(self, tensors: Tensors) -> Tensor | float:
+        return along(tensors[self.scale], tensors[self.tensor], self.axis) if self.scale else 1.0
+
+    def still(self, tensors: Tensors) -> Tensor:
+        return constant_lines(tensors[self.tensor], self.axis)
+
+    def usable(self, tensors: Tensors) -> bool:
+        return self.scale is None or not bool(negligible(tensors[self.scale]).any())
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         for axis, words in enumerate(w for k, w in enumerate(self.words) if k != self.axis):
@@ -274,8 +289,8 @@ class WriterMean(Coordinate):
     def set(self, value: Tensor) -> dict[str, Change]:
         def change(t: Tensors) -> Tensor:
             tensor = t[self.tensor]
-            target = value.to(tensor.device).unsqueeze(self.axis)
-            return tensor + (target - tensor.mean(self.axis, keepdim=True))
+            step = (value.to(tensor.device) - self.read(t)).unsqueeze(self.axis)
+            return tensor + step / self._factor(t)
 
         return {self.tensor: change}
 
@@ -357,10 +372,12 @@ def writer_means(arch: Architecture) -> list[WriterMean]:
         # The shift of a norm on the embeddings, which nothing reads directly, is written to the stream.
         writing = {norm.shift for norm in arch.norms.values() if not norm.exposed and not arch.readers(norm.name)}
         own = {n for norm in arch.norms.values() for n in (norm.gain, norm.shift)} - writing
+        owner = {bias: weight for weight in arch.scales.values() if (bias := arch.bias_of(weight))}
         for writer in arch.writers(space):
             if writer.weight in own or (arch.tied(writer.weight) and not _only_plain_norms(arch, writer.weight)):
                 continue
             words = arch.tensors[writer.weight].roles[0].axes
             shape = tuple(s for k, s in enumerate(arch.shapes[writer.weight]) if k != writer.axis)
-            found.append(WriterMean(writer.weight, writer.axis, words, shape, space))
+            scale = arch.scale_of(owner.get(writer.weight, writer.weight))
+            found.append(WriterMean(writer.weight, writer.axis, words, shape, space, scale))
     return found

@@ -46,6 +46,7 @@ class NormCoordinate(Coordinate):
     gain: bool
     shift: bool
     stage = Stage.NORM
+    folds = True
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -252,6 +253,68 @@ def norm_coordinates(arch: Architecture) -> list[NormCoordinate]:
             size = arch.term_size(Term(norm.space))
             found.append(NormCoordinate(norm, size, readers, skip_bias, gain, shift))
     return found
+
+
+@dataclass(frozen=True)
+class LayerScale(Coordinate):
+    """A factor for every coordinate that a sublayer writes: (λ, W, b) → (cλ, W/c, b/c) changes nothing."""
+
+    scale: str
+    writer: Linear
+    space: str
+    size: int
+    stage = Stage.NORM
+    folds = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"scale:{self.scale}"
+
+    @property
+    def dim(self) -> int:
+        return self.size
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.size,),)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.scale, self.writer.weight} | ({self.writer.bias} if self.writer.bias else set()))
+
+    def usable(self, tensors: Tensors) -> bool:
+        return not bool(negligible(tensors[self.scale]).any())
+
+    def read(self, tensors: Tensors) -> Tensor:
+        return tensors[self.scale]
+
+    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        size = value.square().mean().sqrt()
+        return signs(self.size, rng=rng) * spread(self.size, rng=rng) * size
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        return action.act(value, 0, Axis((Term(self.space, permutation_part=True),)))
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        weight, bias = self.writer.weight, self.writer.bias
+
+        def factor(t: Tensors) -> Tensor:
+            return t[self.scale] / value.to(t[self.scale].device)
+
+        changes: dict[str, Change] = {
+            self.scale: lambda t: value.to(t[self.scale].device),
+            weight: lambda t: t[weight] * along(factor(t), t[weight], self.writer.axis),
+        }
+        return changes | ({bias: lambda t: t[bias] * factor(t)} if bias else {})
+
+
+def layer_scales(arch: Architecture) -> list[LayerScale]:
+    stream = arch.stream
+    return [
+        LayerScale(scale, writer, stream.name, stream.size)
+        for writer in arch.writers(stream.name)
+        if (scale := arch.scale_of(writer.weight))
+    ]
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,11 @@ def to_normal_form(weights: Weights, coordinates: Mapping[str, Coordinate], *, z
     """
     tensors = AsFloat64(weights)
     free = [c for c in coordinates.values() if c.usable(tensors)]
-    norms = {c: c.canonical(c.read(tensors)) for c in free if isinstance(c, NormCoordinate)}
+    norms = {c: c.canonical(c.read(tensors)) for c in free if c.folds}
     folded = View(tensors, chain(*(c.set(value) for c, value in norms.items())))
 
     def value(c: Coordinate, before: Tensor) -> Tensor:
-        if isinstance(c, NormCoordinate):
+        if c.folds:
             return norms[c]
         return torch.zeros_like(before) if zero_means else c.least(folded)
 

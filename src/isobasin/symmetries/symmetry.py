@@ -24,7 +24,7 @@ from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, table_m
 from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.hidden_coordinates import hidden_columns
 from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, router_means, writer_means
-from isobasin.symmetries.norm_coordinates import norm_coordinates, query_key_gains
+from isobasin.symmetries.norm_coordinates import layer_scales, norm_coordinates, query_key_gains
 
 # Which spaces a scope lets move. A scope other than `model` holds the stream fixed.
 SCOPES = ("first-attention", "all-attention", "first-block", "model")
@@ -148,6 +148,7 @@ def coordinates(arch: Architecture) -> dict[str, Coordinate]:
         *reader_means(arch),
         *router_means(arch),
         *norm_coordinates(arch),
+        *layer_scales(arch),
         *hidden_columns(arch),
         *key_biases(arch),
         *table_means(arch),

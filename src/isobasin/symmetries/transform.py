@@ -16,7 +16,6 @@ from isobasin.errors import TransformError
 from isobasin.groups import Element
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.coordinate import Coordinate, Stage
-from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import Symmetry, group_of, symmetry
 from isobasin.views import AsFloat64, Change, Tensors, View, chain
 from isobasin.weights import Weights
@@ -66,8 +65,7 @@ class Transform:
     def _stages(self, whole: Symmetry, arch: Architecture) -> list[dict[str, Change]]:
         """Fold, act, set: each a set of changes over what the one before made; empty ones left out."""
         chosen = [whole.coordinates[name] for name in self.gauge]
-        norms = [c for c in chosen if isinstance(c, NormCoordinate)]
-        fold = chain(*(c.set(c.canonical(self.gauge[c.name].after)) for c in norms))
+        fold = chain(*(c.set(c.canonical(self.gauge[c.name].after)) for c in chosen if c.folds))
         targets = [chain(*(c.set(self.gauge[c.name].after) for c in chosen if c.stage == stage)) for stage in Stage]
         stages = [fold, Action(arch, self.elements).changes(), *targets]
         return [stage for stage in stages if stage]
@@ -96,6 +94,9 @@ class Transform:
         for norm in weights.arch.norms.values():
             if action.rotates(norm.space) and f"norm:{norm.name}" not in self.gauge:
                 _check_constant(norm, weights)
+        for scale in weights.arch.scales:
+            if action.rotates(weights.arch.stream.name) and f"scale:{scale}" not in self.gauge:
+                _check_scale(scale, weights)
 
     def check_elements(self) -> None:
         """Every element lies in the group of its space, and every number is finite."""
@@ -204,8 +205,9 @@ def scramble(weights: Weights, *, scope: str = "model", seed: int) -> Transform:
 
 
 def _drawn(coordinate: Coordinate, tensors: Tensors, rng: torch.Generator) -> Value:
-    before = coordinate.read(tensors)
-    return Value(before, coordinate.sample(before, rng))
+    before, still = coordinate.read(tensors), coordinate.still(tensors)
+    drawn = coordinate.sample(before, rng)
+    return Value(before, drawn if still is None else torch.where(still, before, drawn))
 
 
 def _check_constant(norm: Norm, weights: Weights) -> None:
@@ -215,6 +217,14 @@ def _check_constant(norm: Norm, weights: Weights) -> None:
         raise TransformError(
             f"{norm.gain}: the transform rotates {norm.space}, but this gain or its shift is not folded; "
             f"add the coordinate norm:{norm.name} or normalise the model first"
+        )
+
+
+def _check_scale(scale: str, weights: Weights) -> None:
+    if scale in weights.arch.tensors and not bool((weights[scale] == weights[scale][0]).all()):
+        raise TransformError(
+            f"{scale}: the transform rotates {weights.arch.stream.name}, but this scale is not folded; add the "
+            f"coordinate scale:{scale}"
         )
 
 

@@ -26,7 +26,7 @@ _RANKS = {"index": 1, "scale": 1, "kv": 1, "queries": 2, "matrix": 2, "u": 1}
 def save_transform(transform: Transform, path: str | Path, *, force: bool = False) -> None:
     """Write the file whole or not at all; an existing one only with `force`."""
     path = Path(path)
-    check_output_file(path, force=force, what="the transform file", error=TransformError)
+    check_output_file(path, force=force, kind="safetensors", what="the transform file", error=TransformError)
     atomic_write(path, encode_transform(transform), error=TransformError)
 
 

@@ -146,7 +146,6 @@ FAMILIES = tuple(
         ("ForConditionalGeneration", "Model", "ForSequenceClassification", "ForQuestionAnswering"),
         prefix="model.",
         settings={"activation_function": "gelu", "scale_embedding": False},
-        rare_settings={"is_decoder": False},
         head_settings={"ForSequenceClassification": {"eos_token_id": 2}},
         inputs=ModelInputs(decoder=True, bidirectional=True),
         aliases={
@@ -154,7 +153,7 @@ FAMILIES = tuple(
             "num_attention_heads": "encoder_attention_heads",
             "num_hidden_layers": "encoder_layers",
         },
-        ignored=("activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
+        ignored=("is_decoder", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
         example=(title, {"d_model": 1024, "vocab_size": vocab}),
     )
     for name, stem, pre_norm, title, vocab in (

@@ -66,7 +66,7 @@ def t5(config: Mapping[str, Any], *, proj: str = "relu", table_per_layer: bool =
         modules={},
         tensors=tensors | {f"{module}.weight": text for module, text in modules.items()},
         aliases=dict.fromkeys(words, "shared.weight"),
-        tables=tuple(tables),
+        tables=dict.fromkeys(tables, ()),
     )
 
 
@@ -88,9 +88,12 @@ def _heads(
 
 
 def _derived(config: Mapping[str, Any], *, proj: str) -> dict[str, Any]:
-    """T5's decoder outputs are scaled where the config says tied, whatever the file has; mT5's and UMT5's always."""
-    scaled = config.get("tie_word_embeddings") is not False if config.get("model_type") == "t5" else True
-    return {"feed_forward_proj": config.get("feed_forward_proj") or proj, "scale_decoder_outputs": scaled}
+    """The outputs of T5's decoder are scaled before a head that was tied once, whatever the file has."""
+    found: dict[str, Any] = {"feed_forward_proj": config.get("feed_forward_proj") or proj}
+    if config.get("model_type") == "t5" and not Fields(config).architecture.endswith("Model"):
+        tied = config.get("tie_word_embeddings") is not False
+        found["scale_decoder_outputs"] = bool(config.get("scale_decoder_outputs", tied))
+    return found
 
 
 _HEADS = ("ForConditionalGeneration", "Model", "EncoderModel")
@@ -104,7 +107,6 @@ FAMILIES = tuple(
         f"{stem}ForConditionalGeneration",
         _HEADS,
         settings={"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128},
-        rare_settings={"is_decoder": False},
         derived_settings=partial(_derived, proj=proj),
         inputs=ModelInputs(decoder=True, bidirectional=True),
         aliases={
@@ -113,7 +115,7 @@ FAMILIES = tuple(
             "num_hidden_layers": "num_layers",
             "head_dim": "d_kv",
         },
-        ignored=("scale_decoder_outputs", "dense_act_fn", "is_gated_act", "dropout_rate", "n_positions"),
+        ignored=("is_decoder", "scale_decoder_outputs", "dense_act_fn", "is_gated_act", "dropout_rate", "n_positions"),
         own_head="lm_head.weight",
         tied_key=_TIED,
         example=(title, sizes),
