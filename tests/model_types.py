@@ -310,6 +310,21 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         classifier=(_CLS, {"num_labels": 5}),
     ),
     *_variants(
+        "dinov2",
+        "Dinov2",
+        _WIDE | _IMAGE | {"layer_norm_eps": 1e-3, "mlp_ratio": 2},
+        classifier=("ForImageClassification", {}),
+        bare=("Model", {"qkv_bias": False}),
+        gated=("ForImageClassification", {"use_swiglu_ffn": True}),
+    ),
+    *_variants(
+        "beit",
+        "Beit",
+        _WIDE | _IMAGE | {"layer_norm_eps": 1e-3, "use_relative_position_bias": True},
+        classifier=("ForImageClassification", {}),
+        positions=("ForImageClassification", {"use_absolute_position_embeddings": True, "use_mean_pooling": False}),
+    ),
+    *_variants(
         "deit",
         "DeiT",
         _WIDE | _IMAGE | {"layer_norm_eps": 1e-3},
@@ -349,7 +364,7 @@ def case(name: str) -> tiny.Case:
 
     def some(seed: int) -> dict[str, Tensor]:
         batch = inputs(weights(name), seed=seed)
-        if found.model.endswith("ForSequenceClassification"):
+        if found.model.endswith("ForSequenceClassification") and "decoder_layers" not in found.config:
             batch["input_ids"][1, -2:] = found.config.get("pad_token_id", 0)
         return batch
 

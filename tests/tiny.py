@@ -30,6 +30,8 @@ OUTPUTS = (
     "logits",
     "prediction_logits",
     "seq_relationship_logits",
+    "start_logits",
+    "end_logits",
     "reconstruction",
     "last_hidden_state",
     "pooler_output",

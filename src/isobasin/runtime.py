@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from isobasin.arch import resolve
 from isobasin.arch.config import Fields
 from isobasin.errors import ArchitectureError, IsobasinError, brief
 from isobasin.shapes import Float
 from isobasin.views import trim_heap
-from isobasin.weights import Weights, load
+from isobasin.weights import Weights
 
 Inputs = dict[str, Tensor]
 MAX_LOADED_PARAMETERS = 40_000_000  # larger models are streamed: each module's weights are read when it runs
@@ -54,7 +55,8 @@ def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int =
 def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     if (image := image_shape(weights)) is not None:
         inputs = {"pixel_values": torch.randn(1, *image, generator=rng)}
-        if any(name.endswith("mask_token") for name in weights):
+        masks = weights.family.class_of(weights.config).endswith(("Model", "ForMaskedImageModeling"))
+        if masks and any(name.endswith("mask_token") for name in weights):
             rows = next(s[1] for n, s in weights.arch.shapes.items() if n.endswith("position_embeddings"))
             n_patches = rows - 1 - weights.family.inputs.extra_tokens
             inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
@@ -188,8 +190,8 @@ def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
 def places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     """The parameter of `model` that holds each tensor: names in memory may differ from those on disk. Tensors that
     share a parameter with others are left out."""
-    found = load(model, dict(weights.config)).names.on_disk
-    return {name: place for name, place in found.items() if not weights.family.fused or place in model.state_dict()}
+    found = resolve(weights.family, weights.arch, model.state_dict()).on_disk
+    return {name: place for name, place in found.items() if name in weights.arch.tensors}
 
 
 def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:

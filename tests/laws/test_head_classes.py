@@ -14,6 +14,8 @@ pytestmark = pytest.mark.hf
 
 _CONFIGS = {each.family: each.config for each in reversed(mt.MODEL_TYPES)}
 
+TOO_LARGE = ("BeitForSemanticSegmentation",)  # needs twelve layers
+
 
 def classes(name: str) -> list[str]:
     """The classes of transformers for a model type, from the tables behind its Auto classes."""
@@ -42,6 +44,8 @@ def test_every_class_of_a_model_type_is_covered_or_refused(name: str) -> None:
     for kind in classes(name):
         model_class = getattr(transformers, kind, None)
         if getattr(model_class, "config_class", None) is not type(config):
+            continue
+        if not family.covers(kind) and kind in TOO_LARGE:
             continue
         with torch.random.fork_rng(devices=[]):
             model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager").eval()

@@ -60,6 +60,9 @@ UNCHANGED: Mapping[str, set[str]] = {
     | {f"model.{stack}.layers.1.final_layer_norm.bias" for stack in ("encoder", "decoder")},
     "t5-bare": {"shared.weight", "encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"},
     "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
+    "dinov2-classifier": {"classifier.bias"},
+    "dinov2-gated": {"classifier.bias"},
+    "dinov2-bare": {"dinov2.layernorm.weight", "dinov2.layernorm.bias"},
     "deit-bare": {"deit.layernorm.weight", "deit.layernorm.bias"},
 }
 
@@ -304,13 +307,18 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "roberta untied": ("RobertaForMaskedLM", _R | _V19, 275),
     "distilbert tied": ("DistilBertForMaskedLM", _D, 180),
     "distilbert untied": ("DistilBertForMaskedLM", _D | _V19, 232),
+    "dinov2": ("Dinov2ForImageClassification", _I | {"num_hidden_layers": 1, "mlp_ratio": 1}, 266),
+    "beit": ("BeitForImageClassification", _I | {"use_relative_position_bias": True}, 398),
     "deit": ("DeiTForImageClassificationWithTeacher", _I, 405),
 }
 # Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 # Directions that are symmetries and not part of the group used here: the scales of squared ReLU units; and, where heads
 # without an output bias fill the stream, a constant of the values that becomes a multiple of ones, which no norm sees.
-UNUSED = {"stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
+# A classifier of DINOv2 reads a norm twice: rotations (21), gain and shift (16) and the means of its rows (10).
+UNUSED = {"dinov2": 47, "stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
 UNREAD = {
+    "dinov2": 7,
+    "beit": 2,
     "bart": 28,
     "mbart": 28,
     "t5": 2,
@@ -341,7 +349,7 @@ def measure(name: str) -> tuple[Measured, int]:
     x = mt.inputs(weights, n=1)
     n = 20 + int(2 * sum(p.numel() for p in params.values()) / (5 * 8))
     if "pixel_values" in x:
-        x = {"pixel_values": torch.randn(2 * n, 3, 4, 4, generator=rng, dtype=torch.float64)}
+        x = {"pixel_values": torch.randn(5 * n, 3, 4, 4, generator=rng, dtype=torch.float64)}
     else:
         x = {"input_ids": torch.randint(config["vocab_size"], (n, 5), generator=rng)}
         if weights.family.inputs.decoder:

@@ -15,7 +15,7 @@ from isobasin.arch.architecture import (
 )
 from isobasin.arch.family import Family, ModelInputs
 from isobasin.arch.pattern import Axis, Pattern, Role, Term, parse
-from isobasin.arch.registry import FAMILIES, Names, describe, family_of
+from isobasin.arch.registry import FAMILIES, Names, describe, family_of, resolve
 
 __all__ = [
     "FAMILIES",
@@ -40,4 +40,5 @@ __all__ = [
     "gain_is_free",
     "identity_fields",
     "parse",
+    "resolve",
 ]

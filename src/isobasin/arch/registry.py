@@ -13,6 +13,7 @@ from isobasin.arch.families import (
     bart,
     bert,
     cohere,
+    dinov2,
     experts,
     falcon,
     gemma,
@@ -37,7 +38,7 @@ from isobasin.errors import ArchitectureError
 FAMILIES: dict[str, Family] = {
     family.name: family
     for file in (
-        *(gpt2, bert, vit, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm, olmo),
+        *(gpt2, bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm, olmo),
         *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, isobasin),
     )
     for family in file.FAMILIES

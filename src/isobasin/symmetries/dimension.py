@@ -269,7 +269,7 @@ def small_block(
         n_kv_heads=n_kv_heads,
         d_model=d_head + 1,
         d_head=d_head,
-        positions="none" if positions in ABSOLUTE_POSITIONS else positions,
+        positions="none" if positions in ABSOLUTE_POSITIONS else {"relative": "t5"}.get(positions, positions),
         rotary_dims=rotary_dims,
         bias=bias,
         out_bias=out_bias,

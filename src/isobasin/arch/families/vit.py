@@ -23,8 +23,8 @@ def _patches(c: Fields, family: str, bare_class: str, masked_class: str, tokens:
     embed, layer = f"{family}.embeddings", f"{family}.encoder.layer.{{i}}"
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
     d_ff, d_head = c.size("intermediate_size", 4 * d), c.d_head(n_heads, d)
-    patch, channels = _pair(c, "patch_size", 16), c.size("num_channels", 3)
-    image = _pair(c, "image_size", 224)
+    patch, channels = pair(c, "patch_size", 16), c.size("num_channels", 3)
+    image = pair(c, "image_size", 224)
     n_tokens = 1 + len(tokens)
     n_positions = (image[0] // patch[0]) * (image[1] // patch[1]) + n_tokens
     bare = c.architecture == bare_class
@@ -78,7 +78,7 @@ def _patches(c: Fields, family: str, bare_class: str, masked_class: str, tokens:
     )
 
 
-def _pair(c: Fields, key: str, default: int) -> tuple[int, int]:
+def pair(c: Fields, key: str, default: int) -> tuple[int, int]:
     """Height and width: one number for both, or two."""
     value = c.config.get(key)
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int) for v in value):
