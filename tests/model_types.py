@@ -87,6 +87,7 @@ _BART = {"vocab_size": V, "d_model": 24, "encoder_layers": L, "decoder_layers": 
 _BART |= {f"{stack}_attention_heads": 4 for stack in ("encoder", "decoder")}
 _BART |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 28, "scale_embedding": True}
 _SEQ = "ForConditionalGeneration"
+_SPECIAL = {"cls_token_id": 1, "sep_token_id": 2}
 _EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 14}
 _SPARSE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 14}
 _LM, _CLS = "ForCausalLM", "ForSequenceClassification"
@@ -297,6 +298,30 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         masked_lm=("ForMaskedLM", {}),
         masked_lm_untied=("ForMaskedLM", _UNTIED),
         classifier=(_CLS, {"num_labels": 5}),
+        bare=("Model", {}),
+    ),
+    *_variants(
+        "mpnet",
+        "MPNet",
+        _ENCODER,
+        masked_lm=("ForMaskedLM", {}),
+        classifier=(_CLS, {"num_labels": 5}),
+    ),
+    *_variants(
+        "modernbert",
+        "ModernBert",
+        _WIDE | _TEXT | _SPECIAL | {"norm_eps": 1e-3, "local_attention": 4, "num_hidden_layers": 3},
+        masked_lm=("ForMaskedLM", {}),
+        masked_lm_untied=("ForMaskedLM", _UNTIED | {"attention_bias": True, "mlp_bias": True, "norm_bias": True}),
+        classifier=(_CLS, {"num_labels": 5, "classifier_pooling": "mean"}),
+        bare=("Model", {}),
+    ),
+    *_variants(
+        "nomic_bert",
+        "NomicBert",
+        _LN,
+        masked_lm=("ForMaskedLM", {}),
+        tokens=("ForTokenClassification", {"num_labels": 5}),
         bare=("Model", {}),
     ),
     *_variants("xlm-roberta", "XLMRoberta", _ENCODER, masked_lm=("ForMaskedLM", {})),

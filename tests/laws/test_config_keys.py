@@ -285,7 +285,7 @@ def test_no_key_makes_a_scrambled_model_another_function(name: str) -> None:
         if not change <= 1e-5 * o.weights.arch.sizes.n_layers:
             wrong.append(f"{o}; scrambled {change:.1e}")
     assert not wrong
-    assert len({o.key for o in moving}) >= 3, "the mutations reach too little"
+    assert len({o.key for o in moving}) >= 2, "the mutations reach too little"
 
 
 def test_the_check_of_scrambled_models_sees_a_wrong_group() -> None:

@@ -61,6 +61,12 @@ UNCHANGED: Mapping[str, set[str]] = {
     "t5-bare": {"shared.weight", "encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"},
     "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
     "dinov2-classifier": {"classifier.bias"},
+    "modernbert-masked-lm": {"decoder.bias"},
+    "mpnet-classifier": {"classifier.out_proj.bias"},
+    "modernbert-classifier": {"classifier.bias"},
+    "modernbert-bare": {"model.embeddings.norm.weight", "model.final_norm.weight"},
+    "nomic_bert-bare": {f"nomic_bert.emb_ln.{kind}" for kind in ("weight", "bias")}
+    | {f"nomic_bert.encoder.layers.{i}.norm{n}.{kind}" for i in (0, 1) for n in (1, 2) for kind in ("weight", "bias")},
     "dinov2-gated": {"classifier.bias"},
     "dinov2-bare": {"dinov2.layernorm.weight", "dinov2.layernorm.bias"},
     "deit-bare": {"deit.layernorm.weight", "deit.layernorm.bias"},
@@ -253,6 +259,7 @@ _T = {"vocab_size": 41, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 2, "nu
 _T |= {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 3}
 _BA = {"vocab_size": 41, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 5}
 _BA |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 6, "decoder_ffn_dim": 6}
+_MODERN = {"num_hidden_layers": 2, "norm_eps": 0.1, "cls_token_id": None, "sep_token_id": None}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
@@ -309,14 +316,20 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "distilbert untied": ("DistilBertForMaskedLM", _D | _V19, 232),
     "dinov2": ("Dinov2ForImageClassification", _I | {"num_hidden_layers": 1, "mlp_ratio": 1}, 266),
     "beit": ("BeitForImageClassification", _I | {"use_relative_position_bias": True}, 398),
+    "modernbert": ("ModernBertForMaskedLM", _D8 | _W | _MODERN, 232),
+    "nomic_bert": ("NomicBertForMaskedLM", _N | {"num_hidden_layers": 2, "pad_token_id": 0}, 175),
+    "mpnet": ("MPNetForMaskedLM", _R | {"num_hidden_layers": 2}, 386),
     "deit": ("DeiTForImageClassificationWithTeacher", _I, 405),
 }
 # Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 # Directions that are symmetries and not part of the group used here: the scales of squared ReLU units; and, where heads
 # without an output bias fill the stream, a constant of the values that becomes a multiple of ones, which no norm sees.
 # A classifier of DINOv2 reads a norm twice: rotations (21), gain and shift (16) and the means of its rows (10).
-UNUSED = {"dinov2": 47, "stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
+# Where heads without an output bias fill the stream (Nomic BERT), so does what they may add whatever they read: it
+# frees the shift of the norm before them (8), which stands on the skip path, and two more directions in each layer.
+UNUSED = {"nomic_bert": 2 * 10, "dinov2": 47, "stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
 UNREAD = {
+    "mpnet": 46 + 14,
     "dinov2": 7,
     "beit": 2,
     "bart": 28,
@@ -354,7 +367,9 @@ def measure(name: str) -> tuple[Measured, int]:
         x = {"input_ids": torch.randint(config["vocab_size"], (n, 5), generator=rng)}
         if weights.family.inputs.decoder:
             x["decoder_input_ids"] = torch.randint(config["vocab_size"], (n, 5), generator=rng)
-        if kind.startswith("Roberta"):
+        if kind.startswith("Nomic"):
+            x["token_type_ids"] = torch.randint(2, (n, 5), generator=rng)
+        if kind.startswith(("Roberta", "MPNet")):
             x["position_ids"] = torch.arange(2, 7).expand(n, -1)
 
     def function(p: dict[str, Tensor]) -> Tensor:

@@ -23,6 +23,8 @@ from isobasin.arch.families import (
     gpt_neox,
     isobasin,
     llama,
+    modernbert,
+    nomic_bert,
     olmo,
     phi,
     phi3,
@@ -38,7 +40,23 @@ from isobasin.errors import ArchitectureError
 FAMILIES: dict[str, Family] = {
     family.name: family
     for file in (
-        *(gpt2, bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm, olmo),
+        *(
+            gpt2,
+            bert,
+            modernbert,
+            nomic_bert,
+            vit,
+            dinov2,
+            llama,
+            qwen2,
+            phi3,
+            gemma,
+            glm,
+            experts,
+            cohere,
+            stablelm,
+            olmo,
+        ),
         *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, isobasin),
     )
     for family in file.FAMILIES

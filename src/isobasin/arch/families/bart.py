@@ -146,7 +146,10 @@ FAMILIES = tuple(
         ("ForConditionalGeneration", "Model", "ForSequenceClassification", "ForQuestionAnswering"),
         prefix="model.",
         settings={"activation_function": "gelu", "scale_embedding": False},
-        head_settings={"ForSequenceClassification": {"eos_token_id": 2}},
+        head_settings={  # these make the inputs of their decoder themselves
+            "ForSequenceClassification": {"eos_token_id": 2, "decoder_start_token_id": start},
+            "ForQuestionAnswering": {"decoder_start_token_id": start},
+        },
         inputs=ModelInputs(decoder=True, bidirectional=True),
         aliases={
             "hidden_size": "d_model",
@@ -156,8 +159,8 @@ FAMILIES = tuple(
         ignored=("is_decoder", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
         example=(title, {"d_model": 1024, "vocab_size": vocab}),
     )
-    for name, stem, pre_norm, title, vocab in (
-        ("bart", "Bart", False, "BART large", 50265),
-        ("mbart", "MBart", True, "mBART large", 250027),
+    for name, stem, pre_norm, title, vocab, start in (
+        ("bart", "Bart", False, "BART large", 50265, 2),
+        ("mbart", "MBart", True, "mBART large", 250027, None),
     )
 )

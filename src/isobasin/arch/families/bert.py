@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT: learned positions, post-norm.
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, DistilBERT: learned positions, post-norm.
 
 The norms n0 … n{2L} sit on the skip path and cut the stream in segments.
 """
@@ -58,6 +58,13 @@ _BERT_HEAD = (
 _ROBERTA_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 BERT = EncoderNames("bert.embeddings", "bert.encoder.layer.{i}", *_BERT_LAYER, *_BERT_HEAD)
 ROBERTA = EncoderNames("roberta.embeddings", "roberta.encoder.layer.{i}", *_BERT_LAYER, *_ROBERTA_HEAD)
+MPNET = EncoderNames(
+    "mpnet.embeddings",
+    "mpnet.encoder.layer.{i}",
+    *("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm"),
+    *("intermediate.dense", "output.dense", "output.LayerNorm"),
+    *_ROBERTA_HEAD,
+)
 DISTILBERT = EncoderNames(
     "distilbert.embeddings",
     "distilbert.transformer.layer.{i}",
@@ -104,6 +111,22 @@ def roberta(config: Mapping[str, Any]) -> Architecture:
     return _encoder(c, c.word("model_type", "roberta"), ROBERTA, head, modules, _bert_sizes(c))
 
 
+def mpnet(config: Mapping[str, Any]) -> Architecture:
+    """RoBERTa without token types, with a table of relative positions beside the others. All layers share it, which
+    ties the order of their heads; that order is a symmetry which is not used."""
+    c = Fields(config)
+    head, last = _head_and_last_norm(c, "MPNetModel")
+    modules = {"mpnet.pooler.dense": f"?.{c.size('hidden_size')} {last}*"} | _token_heads(head, last)
+    if head == "SequenceClassification":
+        modules |= {"classifier.dense": f"pool {last}*", "classifier.out_proj": ". pool*"}
+    elif head == "MultipleChoice":
+        modules |= {"mpnet.pooler.dense": f"pool {last}*", "classifier": ". pool*"}
+    return _encoder(c, "mpnet", MPNET, head, modules, _bert_sizes(c), types=None, table=_MPNET_TABLE)
+
+
+_MPNET_TABLE = "mpnet.encoder.relative_attention_bias.weight"
+
+
 def distilbert(config: Mapping[str, Any]) -> Architecture:
     """BERT without token types; the classifier of a text has ReLU units."""
     c = Fields(config)
@@ -147,9 +170,10 @@ def _encoder(
     activation: str = "hidden_act",
     types: int | None = 2,
     pool: Kind = "signed",
+    table: str | None = None,
 ) -> Architecture:
     """An encoder with these names. `types` is the default number of token types, `pool` the group of the units of a
-    classifier with two layers."""
+    classifier with two layers, `table` one of relative positions for all layers."""
     if c.flag("add_cross_attention", False):
         raise ArchitectureError("config.json: add_cross_attention is true; only encoders are supported")
     vocab, d, bare, lm = c.size("vocab_size"), sizes.d_model, head == "bare", head in _LM_HEADS
@@ -159,6 +183,8 @@ def _encoder(
         names.positions: f".{c.size('max_position_embeddings', 512)} resid",
         f"{names.embeddings}.position_ids": "-",
     }
+    if table is not None:
+        tensors[table] = f".{c.size('relative_attention_num_buckets', 32)} .{sizes.n_heads}"
     if types is not None:
         tensors[names.types] = f".{c.size('type_vocab_size', types)} resid"
     if tied or (lm and names.lm_bias_is_copied):
@@ -176,7 +202,7 @@ def _encoder(
             Space("pool", d, pool),
             Space("mlm", d, "permutation"),  # a LayerNorm over them: no activation frees a scale or a sign
         ],
-        heads=HeadSpace("heads", sizes.n_heads, sizes.n_heads, sizes.d_head),
+        heads=HeadSpace("heads", sizes.n_heads, sizes.n_heads, sizes.d_head, permutable=table is None),
         norms=_norms(names, sizes.n_layers, bare)
         | ({"t": f"layer({'resid' if tied else 'mlm'}, {names.lm_norm})"} if lm else {}),
         modules=_layer_modules(names)
@@ -186,6 +212,7 @@ def _encoder(
         sums=_sums(names, tied, types is not None),
         biases={names.words: names.lm_bias} if tied else {},
         aliases=copies if tied else {},
+        tables={table: ()} if table is not None else {},
     )
 
 
@@ -273,6 +300,18 @@ FAMILIES = (
             ("xlm-roberta", "XLMRoberta", "XLM-RoBERTa base", 250002),
             ("camembert", "Camembert", "CamemBERT base", 32005),
         )
+    ),
+    Family(
+        "mpnet",
+        mpnet,
+        "MPNetForMaskedLM",
+        _HEADS,
+        prefix="mpnet.",
+        spellings=_FROM_TENSORFLOW,
+        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 1},
+        inputs=ModelInputs(bidirectional=True, padded_positions=True),
+        optional_pooler=("MPNetModel",),
+        example=("MPNet base", _BASE | {"vocab_size": 30527, "max_position_embeddings": 514}),
     ),
     Family(
         "distilbert",
