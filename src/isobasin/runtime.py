@@ -96,7 +96,7 @@ def max_length(weights: Weights) -> int | None:
     longest = min((fields.size(k) for k in keys if weights.config.get(k)), default=None)
     if longest is None or not weights.family.inputs.padded_positions:
         return longest
-    return longest - 1 - int(weights.settings["pad_token_id"])
+    return longest - 1 - int(weights.settings.get("pad_token_id", 1))
 
 
 def image_shape(weights: Weights) -> tuple[int, int, int] | None:

@@ -1,5 +1,6 @@
 """A model as this project sees it: an architecture, and its tensors by full name, read when asked for."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of
+from isobasin.arch.user_family import use_family
 from isobasin.checkpoint import (
     Checkpoint,
     CheckpointWriter,
@@ -230,8 +232,18 @@ def as_weights(source: ModelSource) -> Weights:
     return source if isinstance(source, Weights) else load(source)
 
 
-def load(source: "str | Path | Mapping[str, Tensor] | _Pretrained", config: Mapping[str, Any] | None = None) -> Weights:
-    """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config."""
+def load(
+    source: "str | Path | Mapping[str, Tensor] | _Pretrained",
+    config: Mapping[str, Any] | None = None,
+    *,
+    family: Family | str | Path | None = None,
+) -> Weights:
+    """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
+
+    `family` is one of your own, or a file that defines it; it is then known to every later call.
+    """
+    if family is not None:
+        use_family(family)
     if isinstance(source, str | Path):
         try:
             checkpoint = open_checkpoint(source)
@@ -259,9 +271,8 @@ def _file_tensors(model: Any, family: Family) -> dict[str, Tensor]:
         del tensors[family.own_head]
     if not family.fused:
         return tensors
-    from transformers.core_model_loading import revert_weight_conversion
-
-    return dict(revert_weight_conversion(model, tensors))
+    loading = sys.modules["transformers.core_model_loading"]  # the model is one of transformers
+    return dict(loading.revert_weight_conversion(model, tensors))
 
 
 def _class_of(model: object) -> dict[str, list[str]]:

@@ -42,6 +42,13 @@ NEUTRAL_KEYS = frozenset(
 # Keys that change which tensors there are, or their shapes, and nothing else: the tensors themselves are compared.
 SHAPE_KEYS = frozenset({"attention_bias", "mlp_bias", "qkv_bias", "pooler_output_size", "encoder_stride"})
 
+# Symmetries that are known and not used, in the words of `isobasin families`.
+QUARTER_TURNS = "quarter turns of rotary pairs, with their gains exchanged"
+NORM_SIGNS = "a sign for every coordinate of a norm behind a sublayer, with that of the weight before it"
+EXPERT_ORDER = "the order of the experts of a layer"
+COMMON_HEAD_ORDER = "the order of heads, which all layers with one table of relative positions share"
+VALUE_CONSTANTS = "constants of values where heads without an output bias fill the stream"
+
 # Settings of every decoder: a flag that lets it look ahead; and where a classifier reads the class of a text, which is
 # the last token that is no padding.
 CAUSAL: dict[str, Any] = {"is_causal": True}
@@ -144,6 +151,7 @@ class Family:
     * `own_head`: a tensor that is there only if the head is not tied to the embedding, whatever the config says.
     * `fused`: transformers holds several tensors of a file as one in memory.
     * `tied_key`: the config key that ties the head to the embedding.
+    * `unused`: symmetries that are not part of the group used here, in words.
     * `example`: a title and the sizes of a well-known model, for `isobasin families`.
     """
 
@@ -165,6 +173,7 @@ class Family:
     own_head: str = ""
     fused: bool = False
     tied_key: str = "tie_word_embeddings"
+    unused: tuple[str, ...] = ()
     example: tuple[str, Mapping[str, Any]] = ("", {})
 
     @property

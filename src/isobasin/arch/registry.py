@@ -110,13 +110,16 @@ _LOADED_ELSEWHERE = {
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family a config.json names by its `model_type`."""
+    from isobasin.arch.user_family import use_listed_families
+
+    use_listed_families()
     name = config.get("model_type")
     if isinstance(name, str) and name in REFUSED:
         raise ArchitectureError(f"config.json: model_type is {name!r}, which is not supported: {REFUSED[name]}")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ArchitectureError(
-            f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; other model types are not "
-            "supported"
+            f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; for another, draft a "
+            "family with `isobasin families --draft` and give it with --family"
         )
     return FAMILIES[name]
 

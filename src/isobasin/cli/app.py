@@ -45,6 +45,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "canonical": canonical_command,
     "fingerprint": fingerprint_command,
 }
+READ_MODELS = frozenset(COMMANDS) - {"report", "demo", "invert"}
+FAMILY_HELP = "--family FILE: a family of your own, for model types that are not supported (see families --draft)."
 _REPORT = "please report it (ISOBASIN_DEBUG=1 shows the traceback)"
 RENAMED = {"--rate": "--lr", "--start": "--init", "--draws": "--null-samples"}  # old spellings stay valid
 
@@ -57,15 +59,35 @@ app = typer.Typer(
 
 
 class Command(TyperCommand):
-    """A command that accepts the old spelling of an option. The help shows the new one only."""
+    """A command that accepts the old spelling of an option, and a family of one's own (`--family FILE`). The help shows
+    the new spelling only."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.name in READ_MODELS:
+            args = _without_family(args)
         options = {name for param in self.params for name in param.opts}
         for i, word in enumerate(args):
             name, equals, value = word.partition("=")
             if RENAMED.get(name) in options:
                 args[i] = RENAMED[name] + equals + value
         return super().parse_args(ctx, args)
+
+
+def _without_family(args: list[str]) -> list[str]:
+    """The arguments without `--family FILE`, whose families are made known."""
+    from isobasin.arch.user_family import use_family
+
+    rest, words = [], iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--family":
+            rest.append(word)
+            continue
+        file = value if equals else next(words, "")
+        if not file:
+            raise IsobasinError("--family needs a file; `isobasin families --draft MODEL` drafts one")
+        use_family(file)
+    return rest
 
 
 @app.callback(invoke_without_command=True)
@@ -80,7 +102,7 @@ def _version(
 
 
 for _name, _command in COMMANDS.items():
-    app.command(_name, cls=Command)(_command)
+    app.command(_name, cls=Command, epilog=FAMILY_HELP if _name in READ_MODELS else None)(_command)
 app.add_typer(study, name="study")
 
 

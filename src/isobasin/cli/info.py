@@ -1,7 +1,7 @@
 """The commands `info`, `check` and `families`, which only read."""
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -66,8 +66,16 @@ def check_command(model: Model, seed: Seed = 0, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def families_command(json: Json = False) -> None:
-    """List the supported families, with the symmetry group of a well-known model of each."""
+def families_command(
+    json: Json = False,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Draft a family file for this checkpoint instead.")
+    ] = None,
+) -> None:
+    """List the model types: the symmetry group of a well-known model, the classes covered, symmetries not used."""
+    if draft is not None:
+        _print_draft(draft)
+        return
     from isobasin.arch import FAMILIES
     from isobasin.symmetries import Symmetry, group_of
 
@@ -78,10 +86,33 @@ def families_command(json: Json = False) -> None:
             n: group_of(space) for n, space in arch.spaces.items() if space.role == "stream" or space.layer is not None
         }
         formula = Symmetry(arch, groups, {}).formula
-        rows.append({"family": name, "positions": arch.positions, "example": family.example[0], "group": formula})
+        rows.append(
+            {"family": name, "positions": arch.positions, "example": family.example[0], "group": formula}
+            | {"classes": [f"{family.stem}{head}" for head in family.heads] if not family.own else []}
+            | {"not_used": list(family.unused)}
+        )
+    emit({"families": rows}, _family_lines(rows), json)
+
+
+def _family_lines(rows: list[dict[str, Any]]) -> list[str]:
     widths = {key: max(len(row[key]) for row in rows) for key in ("family", "positions", "example")}
-    lines = [" ".join([*(f"{row[key]:<{n}}" for key, n in widths.items()), row["group"]]) for row in rows]
-    emit({"families": rows}, lines, json)
+    lines = []
+    for row in rows:
+        lines.append(" ".join([*(f"{row[key]:<{n}}" for key, n in widths.items()), row["group"]]))
+        if row["classes"]:
+            lines.append(f"    classes   {', '.join(row['classes'])}")
+        if row["not_used"]:
+            lines.append(f"    not used  {'; '.join(row['not_used'])}")
+    return lines
+
+
+def _print_draft(model: str) -> None:
+    from isobasin.arch.draft import draft_family
+    from isobasin.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(model)
+    shapes = {name: tuple(info.shape) for name, info in checkpoint.infos.items()}
+    typer.echo(draft_family(checkpoint.config, shapes), nl=False)
 
 
 def _without_rotary(arch: "Architecture") -> "Architecture":
@@ -135,5 +166,7 @@ def check_lines(facts: dict[str, Any]) -> list[str]:
         *spaces,
         f"largest of all {facts['max_error']:.1e}, allowed {facts['tolerance']:.1e}",
         block,
-        "ok" if facts["ok"] else "NOT ok: please report this model, its symmetry group is not what isobasin expects",
+        "ok"
+        if facts["ok"]
+        else "NOT ok: the family does not describe this model; correct your family file, or report it",
     ]

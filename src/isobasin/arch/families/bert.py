@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Kind, Sizes, Space, Sum, build, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.family import Family, ModelInputs
+from isobasin.arch.family import COMMON_HEAD_ORDER, Family, ModelInputs
 from isobasin.errors import ArchitectureError
 
 _LM_HEADS = ("MaskedLM", "PreTraining", "")
@@ -308,9 +308,10 @@ FAMILIES = (
         _HEADS,
         prefix="mpnet.",
         spellings=_FROM_TENSORFLOW,
-        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 1},
-        inputs=ModelInputs(bidirectional=True, padded_positions=True),
+        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
+        inputs=ModelInputs(bidirectional=True, padded_positions=True),  # they count from 1, whatever pad_token_id is
         optional_pooler=("MPNetModel",),
+        unused=(COMMON_HEAD_ORDER,),
         example=("MPNet base", _BASE | {"vocab_size": 30527, "max_position_embeddings": 514}),
     ),
     Family(

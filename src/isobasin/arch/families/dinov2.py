@@ -161,6 +161,7 @@ FAMILIES = (
         ),
         inputs=ModelInputs(image_size=224),
         fused=True,
+        unused=("rotations of the stream of a classifier, which reads one norm twice",),
         example=("DINOv2 base, classifier", _BASE),
     ),
     Family(

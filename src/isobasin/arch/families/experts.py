@@ -10,7 +10,7 @@ from isobasin.arch.architecture import Architecture, Space
 from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, gated_decoder
 from isobasin.arch.families.qwen2 import qwen_windows
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, EXPERT_ORDER, LAST_TOKEN, QUARTER_TURNS, BiasFlag, Family
 from isobasin.errors import ArchitectureError
 
 _MLP = "model.layers.{i}.mlp"
@@ -118,6 +118,7 @@ FAMILIES = (
         bias_flags=(BiasFlag("", False, r"\b(self_attn|block_sparse_moe)\.\S+\.bias$"),),
         aliases={"num_experts": "num_local_experts"},
         fused=True,
+        unused=(EXPERT_ORDER,),
         example=(
             "Mixtral 8x7B",
             {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32}
@@ -140,6 +141,7 @@ FAMILIES = (
             _NO_UNIT_BIASES,
         ),
         fused=True,
+        unused=(EXPERT_ORDER,),
         example=(
             "Qwen1.5 MoE A2.7B",
             {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24}
@@ -159,6 +161,10 @@ FAMILIES = (
         bias_flags=(BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"), _NO_UNIT_BIASES),
         aliases={"num_experts": "num_local_experts"},
         fused=True,
+        unused=(
+            EXPERT_ORDER,
+            QUARTER_TURNS,
+        ),
         example=(
             "Qwen3 30B A3B",
             {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 48}
@@ -176,6 +182,10 @@ FAMILIES = (
         bias_flags=(BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"), _NO_UNIT_BIASES),
         aliases={"num_local_experts": "num_experts"},
         fused=True,
+        unused=(
+            EXPERT_ORDER,
+            QUARTER_TURNS,
+        ),
         example=(
             "OLMoE 1B-7B",
             {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 16}

@@ -10,7 +10,7 @@ from isobasin.arch.architecture import Architecture
 from isobasin.arch.config import Fields
 from isobasin.arch.families.decoder import sliding_windows, two_rotary
 from isobasin.arch.families.llama import ATTENTION, FEED_FORWARD, gated_decoder
-from isobasin.arch.family import CAUSAL, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, NORM_SIGNS, QUARTER_TURNS, BiasFlag, Family
 
 
 def gemma(config: Mapping[str, Any]) -> Architecture:
@@ -91,6 +91,10 @@ FAMILIES = (
         derived_settings=_gemma3_windows,
         head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
         bias_flags=_GEMMA_BIASES,
+        unused=(
+            QUARTER_TURNS,
+            NORM_SIGNS,
+        ),
         example=(
             "Gemma 3 1B",
             {"hidden_size": 1152, "num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 26}
@@ -113,6 +117,7 @@ FAMILIES = (
         derived_settings=sliding_windows,
         head_settings={"ForSequenceClassification": {"pad_token_id": 0}},
         bias_flags=_GEMMA_BIASES,
+        unused=(NORM_SIGNS,),
         example=(
             "Gemma 2 2B",
             {"hidden_size": 2304, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 26}

@@ -8,7 +8,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.families.llama import ATTENTION, gated_decoder
-from isobasin.arch.family import CAUSAL, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, NORM_SIGNS, BiasFlag, Family
 
 _LAYER = ATTENTION | {
     "model.layers.{i}.mlp.gate_up_proj": "|ff{i}|+ff{i} m{i}*",
@@ -54,6 +54,7 @@ FAMILIES = tuple(
             BiasFlag("attention_bias", True, r"\bself_attn\.[qkv]_proj\.bias$"),
             BiasFlag("", False, r"\b(self_attn\.o_proj|mlp\.\w+)\.bias$"),
         ),
+        unused=(NORM_SIGNS,) if name == "glm4" else (),
         example=(title, _9B | {"vocab_size": 151552}),
     )
     for name, describe, model_class, title in (

@@ -5,7 +5,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Sum, build
 from isobasin.arch.config import Fields
-from isobasin.arch.family import BiasFlag, Family, ModelInputs
+from isobasin.arch.family import VALUE_CONSTANTS, BiasFlag, Family, ModelInputs
 
 _LAYER = "nomic_bert.encoder.layers.{i}"
 _WORDS, _TYPES = (f"nomic_bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "token_type"))
@@ -77,6 +77,7 @@ FAMILIES = (
         inputs=ModelInputs(token_types=True, bidirectional=True),
         bias_flags=(BiasFlag("", False, r"\b(attn|mlp)\.\w+\.bias$"),),
         fused=True,
+        unused=(VALUE_CONSTANTS,),
         example=(
             "Nomic Embed text",
             {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}

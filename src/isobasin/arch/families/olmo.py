@@ -10,7 +10,7 @@ from isobasin.arch.architecture import Architecture
 from isobasin.arch.config import Fields
 from isobasin.arch.families.decoder import sliding_windows, two_rotary
 from isobasin.arch.families.llama import ATTENTION, FEED_FORWARD, gated_decoder
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, NORM_SIGNS, QUARTER_TURNS, BiasFlag, Family
 from isobasin.errors import ArchitectureError
 
 
@@ -63,6 +63,10 @@ FAMILIES = (
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
         bias_flags=_BIAS_FLAGS,
+        unused=(
+            QUARTER_TURNS,
+            NORM_SIGNS,
+        ),
         example=("OLMo 2 7B", _7B | {"vocab_size": 100352}),
     ),
     Family(
@@ -75,6 +79,10 @@ FAMILIES = (
         derived_settings=partial(sliding_windows, every=4),
         head_settings=LAST_TOKEN,
         bias_flags=_BIAS_FLAGS,
+        unused=(
+            QUARTER_TURNS,
+            NORM_SIGNS,
+        ),
         example=("OLMo 3 7B", _7B | {"vocab_size": 100278}),
     ),
     Family(

@@ -5,7 +5,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, gated_decoder, llama
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, QUARTER_TURNS, BiasFlag, Family
 
 
 def qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +41,7 @@ FAMILIES = (
             BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
             BiasFlag("", False, r"\bmlp\.\w+\.bias$"),
         ),
+        unused=(QUARTER_TURNS,),
         example=(
             "Qwen3 8B",
             {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 36}

@@ -6,7 +6,7 @@ from typing import Any
 from isobasin.arch.architecture import Architecture, units_kind
 from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, PARALLEL_FEED_FORWARD, gated_decoder
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, VALUE_CONSTANTS, BiasFlag, Family
 from isobasin.errors import ArchitectureError
 
 _PLAIN_FEED_FORWARD = {
@@ -62,6 +62,7 @@ FAMILIES = (
             BiasFlag("use_qkv_bias", False, r"\bself_attn\.[qkv]_proj\.bias$"),
             BiasFlag("", False, r"\b(self_attn\.o_proj|mlp\.\w+)\.bias$"),
         ),
+        unused=(VALUE_CONSTANTS,),
         example=(
             "StableLM 3B",
             {"hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 32}
@@ -80,6 +81,10 @@ FAMILIES = (
         bias_flags=(
             BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"),
             BiasFlag("mlp_bias", False, r"\bmlp\.\w+\.bias$"),
+        ),
+        unused=(
+            "scales of squared ReLU units",
+            VALUE_CONSTANTS,
         ),
         example=(
             "Minitron 4B",

@@ -11,7 +11,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.family import Family, ModelInputs
+from isobasin.arch.family import COMMON_HEAD_ORDER, Family, ModelInputs
 
 # transformers ties every head that a file does not have, whatever the config says.
 _TIED = "head_is_tied"
@@ -127,6 +127,7 @@ FAMILIES = tuple(
         ignored=("is_decoder", "scale_decoder_outputs", "dense_act_fn", "is_gated_act", "dropout_rate", "n_positions"),
         own_head="lm_head.weight",
         tied_key=_TIED,
+        unused=(COMMON_HEAD_ORDER,) if name != "umt5" else (),
         example=(title, sizes),
     )
     for name, stem, proj, title, sizes in (

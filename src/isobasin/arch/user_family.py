@@ -1,0 +1,56 @@
+"""A family of one's own: a Python file with a `Family`, given by `--family FILE` or `load(…, family=FILE)`.
+
+The file is run, as any script that its user starts. Processes that this one starts find it in an environment variable.
+"""
+
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+from isobasin.arch.family import Family
+from isobasin.arch.registry import FAMILIES, REFUSED
+from isobasin.errors import ArchitectureError
+
+VARIABLE = "ISOBASIN_FAMILY"  # paths of family files, separated as in PATH
+_loaded: set[Path] = set()
+
+
+def use_family(family: Family | str | Path) -> None:
+    """Make a family known, in place of one of the same model type; a path is that of a file that defines some."""
+    if isinstance(family, Family):
+        REFUSED.pop(family.name, None)
+        FAMILIES[family.name] = family
+        return
+    path = Path(family).resolve()
+    for each in _defined(path):
+        use_family(each)
+    _loaded.add(path)
+    listed = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    if str(path) not in listed:
+        os.environ[VARIABLE] = os.pathsep.join([*listed, str(path)])
+
+
+def use_listed_families() -> None:
+    """Make the families known that the process which started this one had been given."""
+    for name in os.environ.get(VARIABLE, "").split(os.pathsep):
+        if name and Path(name) not in _loaded:
+            use_family(name)
+
+
+def _defined(path: Path) -> list[Family]:
+    if not path.is_file():
+        raise ArchitectureError(f"--family {path}: no such file; `isobasin families --draft MODEL` drafts one")
+    try:
+        found: dict[str, Any] = runpy.run_path(str(path))
+    except ArchitectureError:
+        raise
+    except Exception as error:  # the file is the user's, and may do anything
+        raise ArchitectureError(f"--family {path}: {type(error).__name__}: {error!s:.160}; correct the file") from error
+    families = found.get("FAMILIES", ())
+    if not isinstance(families, tuple | list) or not families or not all(isinstance(f, Family) for f in families):
+        raise ArchitectureError(
+            f"--family {path}: no FAMILIES in it, expected a tuple of isobasin.arch.Family, as in the files of "
+            "isobasin/arch/families"
+        )
+    return list(families)

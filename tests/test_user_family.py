@@ -1,0 +1,103 @@
+"""A family of one's own: drafted from a checkpoint, proved or refuted by `check`, used by commands and by `load`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import isobasin as ib
+import tiny
+from isobasin.arch import FAMILIES, user_family
+from isobasin.arch.registry import REFUSED
+from isobasin.cli import run
+
+pytestmark = pytest.mark.hf
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SIZES |= {"intermediate_size": 40, "vocab_size": 50, "max_position_embeddings": 32, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Families that a test makes known are unknown afterwards."""
+    known, refused = dict(FAMILIES), dict(REFUSED)
+    monkeypatch.delenv(user_family.VARIABLE, raising=False)
+    yield
+    FAMILIES.clear()
+    FAMILIES.update(known)
+    REFUSED.clear()
+    REFUSED.update(refused)
+    user_family._loaded.clear()
+    os.environ.pop(user_family.VARIABLE, None)
+
+
+def saved(folder: Path, stem: str) -> Path:
+    import transformers
+
+    config = getattr(transformers, f"{stem}Config")(**SIZES)
+    with torch.random.fork_rng(devices=[]):
+        model = getattr(transformers, f"{stem}ForCausalLM")(config)
+    tiny.randomize(model, 0).save_pretrained(folder)
+    return folder
+
+
+def drafted(model: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert run(["families", "--draft", str(model)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_draft_is_proved_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = saved(tmp_path / "a", "SeedOss"), tmp_path / "family.py"
+    assert run(["check", str(model)]) == 2
+    assert "families --draft" in capsys.readouterr().err
+    file.write_text(drafted(model, capsys))
+    assert run(["check", str(model), "--family", str(file)]) == 0
+    assert run(["scramble", str(model), "-o", str(tmp_path / "b"), f"--family={file}", "--quiet"]) == 0
+    assert run(["equal", str(model), str(tmp_path / "b"), "--quiet"]) == 0
+    assert ib.load(model, family=file).arch.family == "seed_oss"
+
+
+def test_a_wrong_draft_is_refuted_and_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Helium's rotary pairs are neighbours, which no name tells."""
+    model, file = saved(tmp_path / "a", "Helium"), tmp_path / "family.py"
+    draft = drafted(model, capsys)
+    file.write_text(draft)
+    assert run(["check", str(model), "--family", str(file)]) == 1
+    assert "NOT ok" in capsys.readouterr().out
+    assert run(["scramble", str(model), "-o", str(tmp_path / "b"), "--quiet"]) == 4  # nothing wrong is written
+    assert not (tmp_path / "b").exists()
+    file.write_text(draft.replace("d_head, d_head)", "d_head, d_head, interleaved=True)"))
+    assert run(["check", str(model), "--family", str(file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "no FAMILIES in it"),
+        ("FAMILIES = (1,)", "no FAMILIES in it"),
+        ("import no_such_module", "ModuleNotFoundError"),
+        ("def", "SyntaxError"),
+        (None, "no such file"),
+    ],
+)
+def test_a_file_that_defines_nothing_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    file = tmp_path / "family.py"
+    if text is not None:
+        file.write_text(text)
+    assert run(["info", str(tmp_path), "--family", str(file)]) == 2
+    assert message in capsys.readouterr().err
+    assert run(["info", str(tmp_path), "--family"]) == 2
+
+
+def test_a_process_finds_the_families_of_the_one_that_started_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, file = saved(tmp_path / "a", "SeedOss"), tmp_path / "family.py"
+    file.write_text(drafted(model, capsys))
+    monkeypatch.setenv(user_family.VARIABLE, str(file))
+    assert ib.load(model).arch.family == "seed_oss"
