@@ -324,6 +324,17 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         tokens=("ForTokenClassification", {"num_labels": 5}),
         bare=("Model", {}),
     ),
+    *_variants("data2vec-text", "Data2VecText", _ENCODER, masked_lm=("ForMaskedLM", {})),
+    *_variants("ernie", "Ernie", _LN, masked_lm=("ForMaskedLM", {}), classifier=(_CLS, {"num_labels": 5})),
+    *_variants("arcee", "Arcee", _RMS, untied=(_LM, {}), biases=(_LM, {"mlp_bias": True, "attention_bias": True})),
+    *_variants(
+        "ernie4_5", "Ernie4_5", _RMS | {"head_dim": 6}, tied=(_LM, {}), untied=(_LM, _UNTIED | {"use_bias": True})
+    ),
+    *_variants("helium", "Helium", _RMS | {"head_dim": 6}, untied=(_LM, {})),
+    *_variants(
+        "seed_oss", "SeedOss", _RMS | {"head_dim": 6}, untied=(_LM, {}), tied=(_LM, {"tie_word_embeddings": True})
+    ),
+    *_variants("biogpt", "BioGpt", _LN, tied=(_LM, {}), untied=(_LM, _UNTIED)),
     *_variants("xlm-roberta", "XLMRoberta", _ENCODER, masked_lm=("ForMaskedLM", {})),
     *_variants("camembert", "Camembert", _ENCODER, tokens=("ForTokenClassification", {"num_labels": 5})),
     *_variants(

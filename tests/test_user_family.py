@@ -24,6 +24,8 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Families that a test makes known are unknown afterwards."""
     known, refused = dict(FAMILIES), dict(REFUSED)
     monkeypatch.delenv(user_family.VARIABLE, raising=False)
+    for name in ("seed_oss", "helium"):  # as if they were not supported
+        del FAMILIES[name]
     yield
     FAMILIES.clear()
     FAMILIES.update(known)

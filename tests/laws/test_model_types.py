@@ -86,6 +86,7 @@ UNCHANGED: Mapping[str, set[str]] = {
     "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
     "dinov2-classifier": {"classifier.bias"},
     "modernbert-masked-lm": {"decoder.bias"},
+    "ernie-classifier": {"classifier.bias"},
     "mpnet-classifier": {"classifier.out_proj.bias"},
     "modernbert-classifier": {"classifier.bias"},
     "modernbert-bare": {"model.embeddings.norm.weight", "model.final_norm.weight"},

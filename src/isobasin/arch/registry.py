@@ -26,6 +26,7 @@ from isobasin.arch.families import (
     modernbert,
     nomic_bert,
     olmo,
+    other_decoders,
     phi,
     phi3,
     qwen2,
@@ -57,7 +58,7 @@ FAMILIES: dict[str, Family] = {
             stablelm,
             olmo,
         ),
-        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, isobasin),
+        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, other_decoders, isobasin),
     )
     for family in file.FAMILIES
 }

@@ -58,6 +58,8 @@ _BERT_HEAD = (
 _ROBERTA_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 BERT = EncoderNames("bert.embeddings", "bert.encoder.layer.{i}", *_BERT_LAYER, *_BERT_HEAD)
 ROBERTA = EncoderNames("roberta.embeddings", "roberta.encoder.layer.{i}", *_BERT_LAYER, *_ROBERTA_HEAD)
+DATA2VEC = ROBERTA._replace(embeddings="data2vec_text.embeddings", layer="data2vec_text.encoder.layer.{i}")
+ERNIE = BERT._replace(embeddings="ernie.embeddings", layer="ernie.encoder.layer.{i}")
 MPNET = EncoderNames(
     "mpnet.embeddings",
     "mpnet.encoder.layer.{i}",
@@ -84,31 +86,42 @@ DISTILBERT = EncoderNames(
 )
 
 
-def bert(config: Mapping[str, Any]) -> Architecture:
+def ernie(config: Mapping[str, Any]) -> Architecture:
+    """BERT with other names; with `use_task_id` it has one more table, which is not supported."""
+    if Fields(config).flag("use_task_id", False):
+        raise ArchitectureError("config.json: use_task_id is true; ERNIE with task types is not supported")
+    return bert(config, ERNIE, "ernie")
+
+
+def bert(config: Mapping[str, Any], names: EncoderNames = BERT, base: str = "bert") -> Architecture:
     c = Fields(config)
-    head, last = _head_and_last_norm(c, "BertModel")
+    head, last = _head_and_last_norm(c, "BertModel", "ErnieModel")
     d = c.size("hidden_size")
     # Hub folders carry heads that their class does not use, so the pooler is listed for every head.
-    modules = {"bert.pooler.dense": f"pool {last}*" if head in _POOLED else f"?.{d} {last}*"}
+    modules = {f"{base}.pooler.dense": f"pool {last}*" if head in _POOLED else f"?.{d} {last}*"}
     modules |= _token_heads(head, last)
     if head in ("SequenceClassification", "MultipleChoice"):
         modules["classifier"] = ". pool*"
     pairs = head in ("NextSentencePrediction", "PreTraining")
     if head not in ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"):
         modules["cls.seq_relationship"] = ". pool*" if pairs else f"?.2 .{d}"
-    return _encoder(c, "bert", BERT, head, modules, _bert_sizes(c))
+    return _encoder(c, base, names, head, modules, _bert_sizes(c))
 
 
 def roberta(config: Mapping[str, Any]) -> Architecture:
     """BERT with other names, and with a classifier of two layers on the first token."""
     c = Fields(config)
-    head, last = _head_and_last_norm(c, "RobertaModel", "XLMRobertaModel", "CamembertModel")
-    modules = {"roberta.pooler.dense": f"?.{c.size('hidden_size')} {last}*"} | _token_heads(head, last)
+    bare = ("RobertaModel", "XLMRobertaModel", "CamembertModel", "Data2VecTextModel")
+    head, last = _head_and_last_norm(c, *bare)
+    family = c.word("model_type", "roberta")
+    names, base = (DATA2VEC, "data2vec_text") if family == "data2vec-text" else (ROBERTA, "roberta")
+    pooler = f"{base}.pooler.dense"
+    modules = {pooler: f"?.{c.size('hidden_size')} {last}*"} | _token_heads(head, last)
     if head == "SequenceClassification":
         modules |= {"classifier.dense": f"pool {last}*", "classifier.out_proj": ". pool*"}
     elif head == "MultipleChoice":
-        modules |= {"roberta.pooler.dense": f"pool {last}*", "classifier": ". pool*"}
-    return _encoder(c, c.word("model_type", "roberta"), ROBERTA, head, modules, _bert_sizes(c))
+        modules |= {pooler: f"pool {last}*", "classifier": ". pool*"}
+    return _encoder(c, family, names, head, modules, _bert_sizes(c))
 
 
 def mpnet(config: Mapping[str, Any]) -> Architecture:
@@ -287,7 +300,7 @@ FAMILIES = (
             roberta,
             f"{kind}ForMaskedLM",
             _HEADS,
-            prefix="roberta.",
+            prefix="data2vec_text." if name == "data2vec-text" else "roberta.",
             spellings=_FROM_TENSORFLOW,
             settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 1},  # positions count from padding
             rare_settings=_RARE,
@@ -299,7 +312,22 @@ FAMILIES = (
             ("roberta", "Roberta", "RoBERTa base", 50265),
             ("xlm-roberta", "XLMRoberta", "XLM-RoBERTa base", 250002),
             ("camembert", "Camembert", "CamemBERT base", 32005),
+            ("data2vec-text", "Data2VecText", "data2vec text base", 50265),
         )
+    ),
+    Family(
+        "ernie",
+        ernie,
+        "ErnieForMaskedLM",
+        (*_HEADS, "ForPreTraining", "ForNextSentencePrediction"),
+        prefix="ernie.",
+        spellings=_FROM_TENSORFLOW,
+        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
+        rare_settings=_RARE,
+        inputs=ModelInputs(token_types=True, bidirectional=True),
+        optional_pooler=("ErnieModel",),
+        ignored=("task_type_vocab_size",),
+        example=("ERNIE 3.0 base", _BASE | {"vocab_size": 40000}),
     ),
     Family(
         "mpnet",
