@@ -74,6 +74,7 @@ def _attributes_read(weights: Weights) -> set[str] | None:
     """The attributes of the config that are read while the model is built and run; None if it can not be run."""
     try:
         kind, config, options = pretrained_class(weights)
+        config._experts_implementation = "batched_mm"  # the plain formula asks which experts are chosen
         config.use_cache = True  # some keys are read by the cache of keys and values alone, as generation uses it
         read = _recorded(config)
         with torch.device("meta"):

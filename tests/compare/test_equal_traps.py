@@ -399,3 +399,62 @@ def test_texts_of_the_whole_vocabulary_are_run_where_weights_differ_noticeably(m
     monkeypatch.setattr(outputs.Runner, "run", recorded)
     assert len(compared.with_vocabulary(start)) == len(start) + 1
     assert set(seen) == set(range(a.config["vocab_size"]))
+
+
+def changed_config(name: str, **keys: object) -> tuple[ib.Weights, ib.Weights]:
+    """A model type and the same tensors with another config."""
+    import model_types as mt
+
+    a = mt.weights(name)
+    return a, ib.load(mt.built(name), {**a.config, **keys})
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bart-tied", {"decoder_start_token_id": 7}),
+        ("bart-classifier", {"decoder_start_token_id": 7}),
+        ("mbart-answers", {"pad_token_id": 9}),
+        ("bart-tied", {"decoder_attention_heads": 2}),
+        ("t5-relu", {"dense_act_fn": "silu"}),
+    ],
+)
+def test_keys_of_encoder_decoder_models_count(name: str, keys: dict[str, object]) -> None:
+    from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
+
+    a, b = changed_config(name, **keys)
+    assert not compare_fingerprints(fingerprint(a), fingerprint(b)).equal
+    assert ib.equivalent(a, b).answer != "same"
+
+
+def test_an_older_key_that_another_one_overrides_does_not_count() -> None:
+    a, b = changed_config("t5-relu", feed_forward_proj="silu")
+    assert ib.equivalent(a, b).answer == "same"
+
+
+def test_unknown_keys_do_not_count_for_models_with_experts() -> None:
+    a, b = changed_config("qwen2_moe-untied", my_note="hello")
+    assert ib.equivalent(a, b).answer == "same"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("olmo2-untied", "q_norm"), ("olmo2-untied", "k_norm"), ("umt5-gated", "relative_attention_bias")],
+)
+def test_gains_and_tables_that_heads_carry_are_in_the_fingerprint(name: str, tensor: str) -> None:
+    import model_types as mt
+    from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
+
+    a = mt.weights(name)
+    changes = {n: a[n].roll(1, 0) for n in a if tensor in n}
+    assert changes
+    assert not compare_fingerprints(fingerprint(a), fingerprint(with_tensors(a, changes))).equal
+
+
+def test_a_copy_with_zeros_in_a_table_of_relative_positions_is_the_same() -> None:
+    import model_types as mt
+
+    a = mt.weights("t5-relu")
+    names = [n for n in a if "relative_attention_bias" in n]
+    sparse = with_tensors(a, {n: a[n] * (torch.arange(len(a[n])) % 2)[:, None] for n in names})
+    assert ib.equivalent(sparse, scrambled_file(sparse, seed=1)).answer == "same"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isobasin.arch import Axis, HeadSpace, Space
+from isobasin.arch import Architecture, Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
 from isobasin.compare.stream_frame import fixed_numbers, stream_rows
 from isobasin.compare.uncertainty import Doubt, noise_of
@@ -168,7 +168,10 @@ def invariants(weights: Weights) -> Tensor:
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
         if isinstance(place, HeadSpace):
             m = _with_constants(model, place, attention_matrices(weights.arch, place, tensors))
+            if place.whole_norm:
+                m = _with_gains(m, place, tensors)
             features = _head_features(m, place, sketch)
+            found["vectors"] += _table_features(weights.arch, m, place, tensors, sketch)
         else:
             features = _unit_features(model, place, tensors, sketch)
         products += features
@@ -267,6 +270,24 @@ def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -
         return m
     q, k, v = (torch.cat([x - x.mean(1, keepdim=True), x.sum(1, keepdim=True)], 1) for x in (m.q, m.k, m.v))
     return AttentionMatrices(q, k, v, m.o)
+
+
+def _with_gains(m: AttentionMatrices, heads: HeadSpace, tensors: Tensors) -> AttentionMatrices:
+    """Q and K times the gains of the norms on them, of which every head has its own."""
+    q, k = (tensors[name].reshape(-1, 1, heads.d_head) for name in (heads.q_gain, heads.k_gain))
+    return AttentionMatrices(m.q * q, m.k * k, m.v, m.o)
+
+
+def _table_features(
+    arch: Architecture, m: AttentionMatrices, heads: HeadSpace, tensors: Tensors, sketch: _Sketch
+) -> Iterator[Tensor]:
+    """Tables of relative positions that heads carry with them: each head's column with what that head writes."""
+    v, width = m.v.repeat_interleave(heads.group_size, 0), sketch.left.shape[1]
+    written = ((sketch.left @ v[:, :width]) * (sketch.right @ m.o)).sum(-1)
+    for name in (name for name in arch.tables if name in tensors):
+        columns = tensors[name].mT @ fixed_numbers(f"table {name}", tensors[name].shape[0], EACH)
+        yield _ratio((columns * written).sum(0), columns.norm() * written.norm() / len(columns) ** 0.5)
+        yield _ratio(columns.sum(0), columns.norm())
 
 
 def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> list[_Product]:

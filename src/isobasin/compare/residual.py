@@ -160,7 +160,9 @@ def _tensor_residual(pair: "_AlignedPair", name: str) -> _TensorResidual:
 
 def _adds_to_others(weights: Weights, name: str) -> bool:
     """Whether the rows of a table are added to those of another one that is not next to zero: then a row that is lost
-    leaves nothing but the others."""
+    leaves nothing but the others. Tables of relative positions are added to scores."""
+    if name in weights.arch.tables:
+        return True
     parts = [{part for part, _, _ in each.give + each.take} for each in weights.arch.sums]
     others = {part for each in parts if name in each for part in each} - {name}
     return any(float(weights[other].abs().max()) > NOT_ZERO for other in others)

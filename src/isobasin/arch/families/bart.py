@@ -145,11 +145,10 @@ FAMILIES = tuple(
         f"{stem}ForConditionalGeneration",
         ("ForConditionalGeneration", "Model", "ForSequenceClassification", "ForQuestionAnswering"),
         prefix="model.",
-        settings={"activation_function": "gelu", "scale_embedding": False},
-        head_settings={  # these make the inputs of their decoder themselves
-            "ForSequenceClassification": {"eos_token_id": 2, "decoder_start_token_id": start},
-            "ForQuestionAnswering": {"decoder_start_token_id": start},
-        },
+        settings={"activation_function": "gelu", "scale_embedding": False, "decoder_attention_heads": 16},
+        # Without tokens for the decoder, these make them of those of the encoder.
+        rare_settings={"decoder_start_token_id": 2} if name == "bart" else {"pad_token_id": 1},
+        head_settings={"ForSequenceClassification": {"eos_token_id": 2}},
         inputs=ModelInputs(decoder=True, bidirectional=True),
         aliases={
             "hidden_size": "d_model",
@@ -159,8 +158,8 @@ FAMILIES = tuple(
         ignored=("is_decoder", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
         example=(title, {"d_model": 1024, "vocab_size": vocab}),
     )
-    for name, stem, pre_norm, title, vocab, start in (
-        ("bart", "Bart", False, "BART large", 50265, 2),
-        ("mbart", "MBart", True, "mBART large", 250027, None),
+    for name, stem, pre_norm, title, vocab in (
+        ("bart", "Bart", False, "BART large", 50265),
+        ("mbart", "MBart", True, "mBART large", 250027),
     )
 )

@@ -25,8 +25,8 @@ def t5(config: Mapping[str, Any], *, proj: str = "relu", table_per_layer: bool =
     n_decoder = 0 if name.endswith("EncoderModel") else c.size("num_decoder_layers", n_encoder)
     bare = name.endswith("Model")
     tied = not bare and c.flag(_TIED, True)
-    activation = _activation(config, proj)
-    gated, n_buckets = activation.startswith("gated-"), c.size("relative_attention_num_buckets", 32)
+    activation, gated = _activation(config, proj)
+    n_buckets = c.size("relative_attention_num_buckets", 32)
     modules: dict[str, str] = {}
     tensors = {"shared.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid"}
     norms = {"e": f"rms(resid, encoder.final_layer_norm{', exposed' if bare else ''})"}
@@ -87,18 +87,18 @@ def _heads(
     return replace(heads, label=label, qk=f"{prefix}qk{i}", vo=f"{prefix}vo{i}")
 
 
-def _activation(config: Mapping[str, Any], default: str) -> str:
-    """`relu`, or `gated-gelu` and the like; transformers also writes it as two other keys."""
+def _activation(config: Mapping[str, Any], default: str) -> tuple[str, bool]:
+    """The activation, and whether units are gated: two keys that transformers writes into every config, and that win
+    over the older one, which holds both (`gated-gelu`)."""
     c = Fields(config)
-    if not c.has("feed_forward_proj") and c.has("dense_act_fn"):
-        name = c.word("dense_act_fn", "relu")
-        return f"gated-{'gelu' if name == 'gelu_new' else name}" if c.flag("is_gated_act", False) else name
-    return c.word("feed_forward_proj", default)
+    words = c.word("feed_forward_proj", default).split("-")
+    name = "gelu_new" if words == ["gated", "gelu"] else words[-1]
+    return c.word("dense_act_fn", name), c.flag("is_gated_act", words[0] == "gated")
 
 
 def _derived(config: Mapping[str, Any], *, proj: str) -> dict[str, Any]:
     """The outputs of T5's decoder are scaled before a head that was tied once, whatever the file has."""
-    found: dict[str, Any] = {"feed_forward_proj": _activation(config, proj)}
+    found: dict[str, Any] = dict(zip(("dense_act_fn", "is_gated_act"), _activation(config, proj)))
     if config.get("model_type") == "t5" and not Fields(config).architecture.endswith("Model"):
         tied = config.get("tie_word_embeddings") is not False
         found["scale_decoder_outputs"] = bool(config.get("scale_decoder_outputs", tied))
@@ -124,7 +124,7 @@ FAMILIES = tuple(
             "num_hidden_layers": "num_layers",
             "head_dim": "d_kv",
         },
-        ignored=("is_decoder", "scale_decoder_outputs", "dense_act_fn", "is_gated_act", "dropout_rate", "n_positions"),
+        ignored=("is_decoder", "scale_decoder_outputs", "feed_forward_proj", "dropout_rate", "n_positions"),
         own_head="lm_head.weight",
         tied_key=_TIED,
         unused=(COMMON_HEAD_ORDER,) if name != "umt5" else (),
