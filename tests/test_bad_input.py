@@ -298,12 +298,12 @@ CHECKED: Mapping[str, tuple[str, Break, str]] = {
     "class": (
         "llama",
         config(architectures=["LlamaForNothing"]),
-        r"names 'LlamaForNothing', .* a class such",
+        r"names 'LlamaForNothing', whose head is not supported; expected one of Llama",
     ),
     "no-class": (
         "llama",
         config(architectures=["logging"]),
-        r"config.json: architectures names 'logging', which",
+        r"config.json: architectures names 'logging', whose head is not supported",
     ),
     "activation": (
         "llama",

@@ -35,26 +35,15 @@ FIRST = list({each.family: each.name for each in reversed(mt.MODEL_TYPES)}.value
 # One of every structural element; the others run in the slow version.
 SHORT = (
     *(
-        "gemma2-tied",
         "gemma3_text-tied",
-        "smollm3-tied",
-        "qwen3-untied",
         "glm-untied",
         "cohere2-tied",
-        "stablelm-untied",
-    ),
-    *(
-        "nemotron-untied",
         "olmo-untied",
         "olmo2-untied",
         "mixtral-untied",
-        "qwen2_moe-untied",
-        "phi-untied",
-        "gptj-untied",
+        "falcon-groups",
     ),
-    *("falcon-groups", "bloom-tied", "opt-tied", "gpt_bigcode-tied", "roberta-masked-lm", "distilbert-masked-lm"),
-    *("modernbert-masked-lm", "nomic_bert-masked-lm", "mpnet-masked-lm", "t5-relu", "umt5-gated", "bart-tied"),
-    *("mbart-tied", "deit-classifier", "dinov2-classifier", "beit-classifier"),
+    *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
 every = pytest.mark.parametrize("name", NAMES)
@@ -405,7 +394,11 @@ def measure(name: str) -> tuple[Measured, int]:
     return null_space(function, params), symmetry(weights.arch).dim
 
 
-@pytest.mark.parametrize("name", DERIVED)
+# Large for what they add to the others.
+LONG = ("t5 gated", "t5 own head", "mbart", "qwen3_moe normalised", "falcon rw untied", "roberta untied", "opt untied")
+
+
+@pytest.mark.parametrize("name", [n for n in DERIVED if os.environ.get("ISOBASIN_SLOW") == "1" or n not in LONG])
 def test_the_null_space_has_the_dimension_of_the_derivation(name: str) -> None:
     measured, declared = measure(name)
     expected = DERIVED[name][2]

@@ -138,6 +138,8 @@ def constant_lines(tensor: Tensor, axis: int) -> Tensor:
     """Where a tensor is the same number along an axis: behind a LayerNorm that is zero, which nothing but rounding
     changes, and a small eps makes rounding large."""
     centred = tensor - tensor.mean(axis, keepdim=True)
+    if tensor.shape[axis] == 1:  # of width 1 a LayerNorm leaves zeros, whatever it reads
+        return torch.zeros_like(centred.amax(axis), dtype=torch.bool)
     return centred.abs().amax(axis) <= CONSTANT * tensor.abs().max().clamp(min=1e-300)
 
 
