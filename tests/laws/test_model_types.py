@@ -46,7 +46,7 @@ SHORT = (
     *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
-every = pytest.mark.parametrize("name", NAMES)
+every = pytest.mark.parametrize("name", NAMES if SOME is NAMES else FIRST)  # one of every model type
 some = pytest.mark.parametrize("name", SOME)
 
 # Tensors that no symmetry can move: see test_families.
@@ -396,6 +396,16 @@ def measure(name: str) -> tuple[Measured, int]:
 
 # Large for what they add to the others.
 LONG = ("t5 gated", "t5 own head", "mbart", "qwen3_moe normalised", "falcon rw untied", "roberta untied", "opt untied")
+LONG += (
+    "gemma untied",
+    "gemma2 untied",
+    "gemma3 untied",
+    "qwen3 tied",
+    "falcon 7b untied",
+    "starcoder2 untied",
+    "bart",
+)
+LONG += ("distilbert untied", "stablelm parallel", "cohere untied", "granite", "falcon 40b tied")
 
 
 @pytest.mark.parametrize("name", [n for n in DERIVED if os.environ.get("ISOBASIN_SLOW") == "1" or n not in LONG])
