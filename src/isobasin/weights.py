@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of
-from isobasin.arch.user_family import use_family
+from isobasin.arch.user_family import use_family, use_listed_families
 from isobasin.checkpoint import (
     Checkpoint,
     CheckpointWriter,
@@ -242,6 +242,7 @@ def load(
 
     `family` is one of your own, or a file that defines it; it is then known to every later call.
     """
+    use_listed_families()
     if family is not None:
         use_family(family)
     if isinstance(source, str | Path):

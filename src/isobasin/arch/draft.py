@@ -9,7 +9,7 @@ from isobasin.arch.config import Fields
 
 Shapes = Mapping[str, tuple[int, ...]]
 _NUMBER = re.compile(r"\.(\d+)\.")
-# The last words of a module's name, and the pattern that it suggests: `n` stands for the norm in front of it.
+# The last words of a module's name, and the pattern that they suggest.
 _MODULES = (
     (r"(qkv|query_key_value|Wqkv|c_attn|in_proj|qkv_proj)", "qk{i}:q*+qk{i}+vo{i} a{i}*"),
     (r"(q|q_proj|query|wq|q_lin|query_proj|to_q)", "qk{i}:q* a{i}*"),
@@ -21,6 +21,7 @@ _MODULES = (
     (r"(up_proj|w3|wi_1|wi|fc1|c_fc|fc_in|dense_h_to_4h|intermediate\.dense|lin1|fc11)", "ff{i} m{i}*"),
     (r"(down_proj|w2|fc2|c_proj|fc_out|dense_4h_to_h|output\.dense|lin2|weights_out|mlp\.Wo)", "resid ff{i}*"),
 )
+_WIDTH = ("hidden_size", "d_model", "n_embd", "dim")
 _NORM = re.compile(r"(norm|ln|layer_?norm|ln_\d|ln_f|norm_\d|norm_f)(\w*)$", re.IGNORECASE)
 
 
@@ -28,10 +29,9 @@ def draft_family(config: Mapping[str, Any], shapes: Shapes) -> str:
     """The text of a family file."""
     c, templates = Fields(config), _templates(shapes)
     name, model_class = c.word("model_type", "my_model"), c.architecture
-    d = _first(config, "hidden_size", "d_model", "n_embd", "dim")
-    norms, last = _norms(templates, d)
-    modules, tensors, unknown = _patterns(templates, shapes, norms, config, last)
-    kind = "layer" if any(f"{module}.bias" in templates for module, _ in norms.values()) else "rms"
+    norms = _norms(templates, config.get(_key(config, *_WIDTH)))
+    modules, tensors, unknown = _patterns(templates, shapes, norms, config)
+    kind = "layer" if any(f"{module}.bias" in templates for module in norms.values()) else "rms"
     function = re.sub(r"\W", "_", name)
     lines = [
         f'"""A draft of the family {name}. Check it with `isobasin check MODEL --family FILE`."""',
@@ -43,7 +43,7 @@ def draft_family(config: Mapping[str, Any], shapes: Shapes) -> str:
         "",
         f"def {function}(config):",
         "    c = Fields(config)",
-        *_sizes(config, shapes, templates),
+        *_sizes(config),
         "    # A tied head, a norm on the skip path or behind a sublayer keep the stream from rotating.",
         f"    tied = c.flag('tie_word_embeddings', {not any('lm_head' in n for n in shapes)})",
         "    return build(",
@@ -56,7 +56,7 @@ def draft_family(config: Mapping[str, Any], shapes: Shapes) -> str:
         "        ],",
         f"        heads=HeadSpace('heads', n_heads, n_kv_heads, d_head, {_rotary(config)}),",
         "        norms={",
-        *(f"            {label!r}: '{kind}(resid, {module})'," for label, (module, _) in norms.items()),
+        *(f"            {label!r}: '{kind}(resid, {module})'," for label, module in norms.items()),
         "        },",
         "        modules={",
         *(f"            {module!r}: {text!r}," for module, text in modules.items()),
@@ -80,11 +80,8 @@ def draft_family(config: Mapping[str, Any], shapes: Shapes) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _first(config: Mapping[str, Any], *keys: str) -> int:
-    return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), 0)
-
-
 def _key(config: Mapping[str, Any], *keys: str) -> str:
+    """The one of some names of a size that a config has."""
     return next((key for key in keys if isinstance(config.get(key), int)), keys[0])
 
 
@@ -93,19 +90,15 @@ def _templates(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     return {_NUMBER.sub(".{i}.", name, count=1): shape for name, shape in shapes.items()}
 
 
-def _norms(templates: Shapes, d: int) -> tuple[dict[str, tuple[str, str]], str]:
-    """Norms by label, in the order of the file: the first of a layer is read by attention, the second by the units."""
-    found: dict[str, tuple[str, str]] = {}
+def _norms(templates: Shapes, d: int | None) -> dict[str, str]:
+    """The modules of norms by label: the first of a layer is read by attention, the second by the units, `f` by the
+    head."""
     modules = [name.removesuffix(".weight") for name, shape in templates.items() if shape == (d,)]
     modules = [m for m in modules if f"{m}.weight" in templates and _NORM.search(m.rpartition(".")[2])]
     inside = [m for m in modules if "{i}" in m and not re.search(r"\b[qk]_?(layer)?norm", m)]
     order = sorted(inside, key=lambda m: (_rank(m), m))
-    for label, module in zip(("a{i}", "m{i}", "x{i}", "y{i}"), order):
-        found[label] = (module, label)
-    outside = [m for m in modules if "{i}" not in m]
-    for label, module in zip(("f", "g", "h"), sorted(outside, key=lambda m: "embed" in m)):
-        found[label] = (module, label)
-    return found, "f"
+    outside = sorted((m for m in modules if "{i}" not in m), key=lambda m: "embed" in m)
+    return dict(zip(("a{i}", "m{i}", "x{i}", "y{i}"), order)) | dict(zip(("f", "g", "h"), outside))
 
 
 def _rank(module: str) -> int:
@@ -115,12 +108,12 @@ def _rank(module: str) -> int:
 
 
 def _patterns(
-    templates: Shapes, shapes: Shapes, norms: Mapping[str, tuple[str, str]], config: Mapping[str, Any], last: str
+    templates: Shapes, shapes: Shapes, norms: Mapping[str, str], config: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[str, str], list[tuple[str, tuple[int, ...]]]]:
     modules: dict[str, str] = {}
     tensors: dict[str, str] = {}
     unknown: list[tuple[str, tuple[int, ...]]] = []
-    known = {f"{module}.{part}" for module, _ in norms.values() for part in ("weight", "bias")}
+    known = {f"{module}.{part}" for module in norms.values() for part in ("weight", "bias")}
     second = "m{i}" in norms
     for name, shape in templates.items():
         module, _, part = name.rpartition(".")
@@ -134,10 +127,8 @@ def _patterns(
         if len(shape) == 2 and shape[0] == config.get("vocab_size") and "{i}" not in name:
             head = re.search(r"(lm_head|embed_out|decoder|output)", name)
             tied = not any("lm_head" in n or "embed_out" in n for n in shapes)
-            words = f"f'.{{vocab}} {last}*'" if head else "f'.{vocab} resid'"
-            tensors[name] = (
-                words if head or not tied else f"f'.{{vocab}} resid & .{{vocab}} {last}*' if tied else {words}"
-            )
+            words = "f'.{vocab} f*'" if head else "f'.{vocab} resid'"
+            tensors[name] = words if head or not tied else f"f'.{{vocab}} resid & .{{vocab}} f*' if tied else {words}"
             continue
         if len(shape) == 2 and re.search(r"(wpe|position)", name) and "{i}" not in name:
             tensors[name] = f"'.{shape[0]} resid'"
@@ -146,9 +137,9 @@ def _patterns(
     return modules, tensors, unknown
 
 
-def _sizes(config: Mapping[str, Any], shapes: Shapes, templates: Shapes) -> list[str]:
+def _sizes(config: Mapping[str, Any]) -> list[str]:
     keys = {
-        "d": _key(config, "hidden_size", "d_model", "n_embd", "dim"),
+        "d": _key(config, *_WIDTH),
         "n_layers": _key(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
         "n_heads": _key(config, "num_attention_heads", "n_head", "n_heads", "num_heads"),
         "d_ff": _key(config, "intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim"),

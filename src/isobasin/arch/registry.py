@@ -38,30 +38,11 @@ from isobasin.arch.families import (
 from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for file in (
-        *(
-            gpt2,
-            bert,
-            modernbert,
-            nomic_bert,
-            vit,
-            dinov2,
-            llama,
-            qwen2,
-            phi3,
-            gemma,
-            glm,
-            experts,
-            cohere,
-            stablelm,
-            olmo,
-        ),
-        *(starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, other_decoders, isobasin),
-    )
-    for family in file.FAMILIES
-}
+_FILES = (
+    *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm),
+    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, other_decoders, isobasin),
+)
+FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
 
 
 # Known model types that have no family here, and why.
@@ -111,9 +92,6 @@ _LOADED_ELSEWHERE = {
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family a config.json names by its `model_type`."""
-    from isobasin.arch.user_family import use_listed_families
-
-    use_listed_families()
     name = config.get("model_type")
     if isinstance(name, str) and name in REFUSED:
         raise ArchitectureError(f"config.json: model_type is {name!r}, which is not supported: {REFUSED[name]}")

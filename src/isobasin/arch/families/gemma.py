@@ -18,7 +18,7 @@ def gemma(config: Mapping[str, Any]) -> Architecture:
     return gated_decoder(config, ATTENTION | FEED_FORWARD, defaults=defaults, tied_default=True, plus_one=True)
 
 
-def gemma2(config: Mapping[str, Any]) -> Architecture:
+def gemma2(config: Mapping[str, Any], **options: Any) -> Architecture:
     defaults = {"head_dim": 256, "num_key_value_heads": 4}
     return gated_decoder(
         config,
@@ -28,23 +28,13 @@ def gemma2(config: Mapping[str, Any]) -> Architecture:
         plus_one=True,
         norms=_SANDWICH,
         norms_behind=True,
+        **options,
     )
 
 
 def gemma3(config: Mapping[str, Any]) -> Architecture:
     """Gemma 2 with norms on queries and keys, and with two sets of rotary angles."""
-    defaults = {"head_dim": 256, "num_key_value_heads": 4}
-    return gated_decoder(
-        config,
-        ATTENTION | FEED_FORWARD,
-        defaults=defaults,
-        tied_default=True,
-        plus_one=True,
-        norms=_SANDWICH,
-        norms_behind=True,
-        qk_norm=True,
-        rotary=two_rotary(Fields(config), 1e6, 10000.0),
-    )
+    return gemma2(config, qk_norm=True, rotary=two_rotary(Fields(config), 1e6, 10000.0))
 
 
 _SANDWICH = {
