@@ -11,6 +11,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, units_kind
 from isobasin.arch.config import Fields
+from isobasin.arch.families.decoder import attention_modules
 from isobasin.arch.family import Family, ModelInputs
 from isobasin.errors import ArchitectureError
 
@@ -130,12 +131,9 @@ def _post_norms(stack: str, layers: list[_Layer], exposed: str) -> dict[str, str
 
 
 def _attention(place: str, qk: str, vo: str, norm: str, source: str) -> dict[str, str]:
-    return {
-        f"{place}.q_proj": f"{qk}* {norm}*",
-        f"{place}.k_proj": f"{qk} {source}*",
-        f"{place}.v_proj": f"{vo} {source}*",
-        f"{place}.out_proj": f"resid {vo}*",
-    }
+    return attention_modules(
+        [f"{place}.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")], qk, vo, norm, source
+    )
 
 
 FAMILIES = tuple(

@@ -1,6 +1,6 @@
 """What decoders have in common: the token embedding and the head behind it, tied to it or not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from isobasin.arch.architecture import Sum
@@ -57,6 +57,12 @@ def decoder_head(
     if bias:
         return DecoderHead(tied, bare, tensors, {lm_head: f".{vocab} f*"}, {}, {})
     return DecoderHead(tied, bare, tensors | {f"{lm_head}.weight": f".{vocab} f*"}, {}, {}, {})
+
+
+def attention_modules(names: Sequence[str], qk: str, vo: str, norm: str, source: str) -> dict[str, str]:
+    """The projections of queries, keys, values and outputs, by these names; keys and values read the norm `source`,
+    which in cross attention is not that of the queries."""
+    return dict(zip(names, (f"{qk}* {norm}*", f"{qk} {source}*", f"{vo} {source}*", f"resid {vo}*"), strict=True))
 
 
 def parallel_biases(attention: str, feed_forward: str, n_layers: int) -> tuple[Sum, ...]:

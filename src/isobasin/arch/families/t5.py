@@ -11,6 +11,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
+from isobasin.arch.families.decoder import attention_modules
 from isobasin.arch.family import COMMON_HEAD_ORDER, Family, ModelInputs
 
 # transformers ties every head that a file does not have, whatever the config says.
@@ -71,12 +72,7 @@ def t5(config: Mapping[str, Any], *, proj: str = "relu", table_per_layer: bool =
 
 
 def _attention(place: str, qk: str, vo: str, norm: str, source: str) -> dict[str, str]:
-    return {
-        f"{place}.q": f"{qk}* {norm}*",
-        f"{place}.k": f"{qk} {source}*",
-        f"{place}.v": f"{vo} {source}*",
-        f"{place}.o": f"resid {vo}*",
-    }
+    return attention_modules([f"{place}.{name}" for name in "qkvo"], qk, vo, norm, source)
 
 
 def _heads(
