@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import isobasin as ib
 import tiny
-from isobasin.runtime import OUTPUTS
+from isobasin.runtime import ENCODER_OUTPUTS, OUTPUTS
 
 V, L = 30, 2
 _IMAGE = {"image_size": 6, "patch_size": 2, "num_labels": 5, "encoder_stride": 2}
@@ -86,6 +86,9 @@ _T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 
 _BART = {"vocab_size": V, "d_model": 24, "encoder_layers": L, "decoder_layers": L, "max_position_embeddings": 24}
 _BART |= {f"{stack}_attention_heads": 4 for stack in ("encoder", "decoder")}
 _BART |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 28, "scale_embedding": True}
+_WHISPER = {k: v for k, v in _BART.items() if k not in ("max_position_embeddings", "scale_embedding")}
+_WHISPER |= {"num_mel_bins": 5, "max_source_positions": 6, "max_target_positions": 24, "decoder_layers": 1}
+_WHISPER |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}
 _SEQ = "ForConditionalGeneration"
 _SPECIAL = {"cls_token_id": 1, "sep_token_id": 2}
 _EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 14}
@@ -239,6 +242,7 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         bare=("Model", {}),
     ),
     *_variants("mbart", "MBart", _BART, tied=(_SEQ, {}), answers=("ForQuestionAnswering", {"num_labels": 2})),
+    *_variants("whisper", "Whisper", _WHISPER, tied=(_SEQ, {}), untied=(_SEQ, _UNTIED), bare=("Model", {})),
     *_variants("mt5", "MT5", _T5, gated=(_SEQ, {})),
     *_variants("umt5", "UMT5", _T5, gated=(_SEQ, {}), relu=(_SEQ, {"feed_forward_proj": "relu"})),
     *_variants(
@@ -391,7 +395,8 @@ def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     cast = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
     with Float64():
         said = model(**cast)
-    return torch.cat([said[name].flatten(1) for name in OUTPUTS if said.get(name) is not None], dim=1)
+    names = (*OUTPUTS, *(ENCODER_OUTPUTS if said.get("last_hidden_state") is not None else ()))
+    return torch.cat([said[name].flatten(1) for name in names if said.get(name) is not None], dim=1)
 
 
 def case(name: str) -> tiny.Case:

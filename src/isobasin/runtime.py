@@ -62,6 +62,12 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
             inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
         return inputs
     shape: tuple[int, ...] = (1, min(length, max_length(weights) or length))
+    if weights.family.inputs.features:
+        fields = Fields(weights.config)
+        bins, steps = fields.size("num_mel_bins", 80), 2 * fields.size("max_source_positions", 1500)
+        features = torch.randn(1, bins, steps, generator=rng)
+        ids = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
+        return {"input_features": features, "decoder_input_ids": ids}
     if weights.family.class_of(weights.config).endswith("ForMultipleChoice"):
         shape = (1, _CHOICES, shape[1])
     inputs = {"input_ids": torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)}
@@ -76,13 +82,20 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
 
 def with_tokens(weights: Weights, inputs: Inputs, ids: Tensor) -> Inputs:
     """The same inputs with other tokens: those of one text, for every answer of a multiple-choice model."""
-    ids = ids.expand(*inputs["input_ids"].shape[:-1], -1).clone()
+    key = token_key(inputs)
+    assert key is not None
+    ids = ids.expand(*inputs[key].shape[:-1], -1).clone()
     if weights.family.inputs.decoder and weights.family.class_of(weights.config).endswith("ForSequenceClassification"):
         # A classifier with a decoder reads at the one token that ends a text.
         end = int(weights.settings["eos_token_id"])
         ids[ids == end] = (end + 1) % max(2, vocabulary_size(weights))
         ids[..., -1] = end
-    return inputs | {"input_ids": ids}
+    return inputs | {key: ids}
+
+
+def token_key(inputs: Inputs) -> str | None:
+    """The name of the tokens that a model reads: of the encoder, if it reads any; None for a model of images."""
+    return next((key for key in ("input_ids", "decoder_input_ids") if key in inputs), None)
 
 
 def vocabulary_size(weights: Weights) -> int:
@@ -92,7 +105,8 @@ def vocabulary_size(weights: Weights) -> int:
 
 def max_length(weights: Weights) -> int | None:
     """The longest sequence that the model accepts; None if its config does not say."""
-    keys, fields = ("n_positions", "max_position_embeddings", "max_seq_len"), Fields(weights.config)
+    keys = ("n_positions", "max_position_embeddings", "max_seq_len", "max_target_positions")
+    fields = Fields(weights.config)
     longest = min((fields.size(k) for k in keys if weights.config.get(k)), default=None)
     if longest is None or not weights.family.inputs.padded_positions:
         return longest

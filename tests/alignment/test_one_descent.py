@@ -152,7 +152,7 @@ def test_heads_are_matched_alike_in_every_scope(name: str) -> None:
     for space, element in two.items():
         for key, tensor in element.tensors().items():
             torch.testing.assert_close(one[space].tensors()[key], tensor, rtol=1e-6, atol=1e-6)
-    moved = {**whole.identity, whole.stream: one[whole.stream]}
+    moved = {**whole.identity, "resid": one["resid"]}
     _, elsewhere, _ = sweep(whole, moved)  # negative control: heads see where the stream is
     assert any(not torch.allclose(elsewhere[n].vo.value, g.vo.value, atol=1e-3) for n, g in two.items())  # type: ignore[attr-defined]
 

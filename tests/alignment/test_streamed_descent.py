@@ -72,7 +72,7 @@ def test_a_sweep_by_pieces_is_the_sweep(tmp_path: Path, request: pytest.FixtureR
     request.getfixturevalue("streamed")
     pieces = replace(whole(a, b), exact=True)  # rounding apart, the pieces add up to the whole
     assert pieces.dtype == torch.float64
-    assert len(list(pieces.form_a.pieces(pieces.stream))) > len(pieces.form_a.block(pieces.stream))
+    assert len(list(pieces.form_a.pieces("resid"))) > len(pieces.form_a.block("resid"))
     square, found, _ = sweep(pieces, from_embeddings(pieces))
     assert square == pytest.approx(held_square)
     for name, element in held_elements.items():
@@ -134,7 +134,7 @@ def uneven(model: Weights) -> Weights:
     for name, tensor in model.items():
         words = model.arch.tensors[name].roles[0].axes
         on_stream = [
-            k for k, axis in enumerate(words) if axis.terms and model.arch.space_of(axis.terms[0]) == model.arch.stream
+            k for k, axis in enumerate(words) if axis.terms and model.arch.space_of(axis.terms[0]).name == "resid"
         ]
         for axis in on_stream if tensor.dim() > 1 else []:
             tensor = (tensor.movedim(axis, -1) @ weaken).movedim(-1, axis).contiguous()

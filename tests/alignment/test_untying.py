@@ -28,7 +28,8 @@ MATCHER = WeightMatching(scope="model")
 
 
 def kind(weights: Weights) -> str:
-    return weights.arch.stream.kind
+    (stream,) = weights.arch.streams.values()
+    return stream.kind
 
 
 def logits(case: tiny.Case, folder: Path) -> Tensor:

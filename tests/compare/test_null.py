@@ -33,8 +33,8 @@ class Independent:
 
     def block(self, space: str) -> Mapping[str, Tensor]:
         number = list(self.model.blocks).index(space)
-        rotation = group_of(self.arch.stream).sample(seed=1000 * self.seed + number)
-        action = Action(self.arch, {self.arch.stream.name: rotation})
+        rotation = group_of(self.arch.spaces["resid"]).sample(seed=1000 * self.seed + number)
+        action = Action(self.arch, {"resid": rotation})
         return {name: action.tensor(name, t) for name, t in self.model.block(space).items()}
 
 
@@ -51,7 +51,7 @@ def with_large_coordinate(preset: str, seed: int) -> NormalForm:
 @pytest.mark.parametrize("preset", ["llama", "gpt2"])
 def test_a_shuffle_in_a_random_frame_is_as_good_as_a_rotation(preset: str) -> None:
     a, b = with_large_coordinate(preset, 0), with_large_coordinate(preset, 1)
-    identity = group_of(a.arch.stream).identity()
+    identity = {"resid": group_of(a.arch.spaces["resid"]).identity()}
 
     def similarities(models: Sequence[BlockModel]) -> tuple[float, float]:
         found = [BlockPair.of(a, model, "ff0", "ff0", identity).distance().similarity for model in models]

@@ -43,7 +43,7 @@ SHORT = (
         "mixtral-untied",
         "falcon-groups",
     ),
-    *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier"),
+    *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
 every = pytest.mark.parametrize("name", NAMES if SOME is NAMES else FIRST)  # one of every model type
@@ -71,6 +71,8 @@ UNCHANGED: Mapping[str, set[str]] = {
     "bart-bare": {f"model.{stack}.layernorm_embedding.weight" for stack in ("encoder", "decoder")}
     | {f"model.{stack}.layers.{i}.{norm}.weight" for stack, i, norm in _BART_NORMS}
     | {f"model.{stack}.layers.1.final_layer_norm.bias" for stack in ("encoder", "decoder")},
+    "whisper-bare": {"model.encoder.conv2.bias"}
+    | {f"model.{stack}.layer_norm.{kind}" for stack in ("encoder", "decoder") for kind in ("weight", "bias")},
     "t5-bare": {"shared.weight", "encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"},
     "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
     "dinov2-classifier": {"classifier.bias"},
@@ -204,7 +206,7 @@ def test_one_step_outside_the_group_is_seen(name: str) -> None:
 @pytest.mark.parametrize("name", ["gemma2-untied", "gemma3_text-untied", "bloom-untied"])
 def test_a_norm_that_writes_the_stream_keeps_it_from_rotating(name: str) -> None:
     a = mt.weights(name)
-    flat, stream = held(normalize(a).apply(a)), a.arch.stream
+    flat, (stream,) = held(normalize(a).apply(a)), a.arch.streams.values()
     assert error(name, act(flat, {stream.name: symmetry(a.arch).groups[stream.name].sample(seed=1)})) <= EXACT
     assert error(name, act(flat, {stream.name: Orthogonal(stream.size).sample(seed=1)})) > SEEN
 
@@ -273,10 +275,13 @@ _T = {"vocab_size": 41, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 2, "nu
 _T |= {"relative_attention_num_buckets": 4, "relative_attention_max_distance": 3}
 _BA = {"vocab_size": 41, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 5}
 _BA |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 6, "decoder_ffn_dim": 6}
+_WH = {k: v for k, v in _BA.items() if k != "max_position_embeddings"} | {"pad_token_id": 0}
+_WH |= {"num_mel_bins": 3, "max_source_positions": 4, "max_target_positions": 5}
 _MODERN = {"num_hidden_layers": 2, "norm_eps": 0.1, "cls_token_id": None, "sep_token_id": None}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
+    "whisper": ("WhisperForConditionalGeneration", _WH, 446),
     "gemma tied": ("GemmaForCausalLM", _LLAMA, 61),
     "gemma untied": ("GemmaForCausalLM", _LLAMA | _U, 97),
     "gemma2 tied": ("Gemma2ForCausalLM", _LLAMA, 61),
@@ -375,7 +380,10 @@ def measure(name: str) -> tuple[Measured, int]:
     rng = torch.Generator().manual_seed(0)
     x = mt.inputs(weights, n=1)
     n = 20 + int(2 * sum(p.numel() for p in params.values()) / (5 * 8))
-    if "pixel_values" in x:
+    if "input_features" in x:
+        x = mt.inputs(weights, n=n, length=5)
+        x["input_features"] = x["input_features"].double()
+    elif "pixel_values" in x:
         x = {"pixel_values": torch.randn(5 * n, 3, 4, 4, generator=rng, dtype=torch.float64)}
     else:
         x = {"input_ids": torch.randint(config["vocab_size"], (n, 5), generator=rng)}

@@ -145,13 +145,12 @@ class _Reader:
 
 def _shown(arch: Architecture) -> Iterator[tuple[str, str, Norm | None]]:
     """Where spaces show (tensor, label, norm): the stream at its norms, others at the tensor that reads them."""
-    stream = arch.stream.name
     for norm in arch.norms.values():
-        if norm.space == stream:
+        if norm.space in arch.streams:
             yield norm.gain, f"norm:{norm.name}", norm
-    found = {stream}
+    found = set(arch.streams)
     for name, pattern in arch.tensors.items():
-        if pattern.buffer or len(arch.shapes[name]) < 2:
+        if pattern.buffer or len(arch.shapes[name]) != 2:
             continue
         for term in (axis.terms[0] for axis in pattern.roles[0].axes if len(axis.terms) == 1):
             space = arch.space_of(term)
@@ -162,8 +161,12 @@ def _shown(arch: Architecture) -> Iterator[tuple[str, str, Norm | None]]:
 
 
 def _tables(arch: Architecture, totals: dict[str, _Joint]) -> dict[str, Tensor]:
-    on_stream = [total.ab / total.n for label, total in totals.items() if label.startswith("norm:")]
-    tables = {arch.stream.name: torch.stack(on_stream).mean(0)} if on_stream else {}
+    on_streams: dict[str, list[Tensor]] = {}
+    for label, total in totals.items():
+        if label.startswith("norm:"):
+            norm = arch.norms[label.removeprefix("norm:")]
+            on_streams.setdefault(norm.space, []).append(total.ab / total.n)
+    tables = {stream: torch.stack(each).mean(0) for stream, each in on_streams.items()}
     for label, total in totals.items():
         space = arch.spaces.get(label)
         if isinstance(space, HeadSpace):

@@ -107,8 +107,7 @@ def candidates(problem: AlignmentProblem, elements: Mapping[str, Element]) -> It
 
 
 def _rotates(problem: AlignmentProblem, transform: Transform) -> bool:
-    element = transform.elements.get(problem.stream)
-    return element is not None and element.rotates
+    return any(transform.elements[name].rotates for name in problem.streams if name in transform.elements)
 
 
 def _in_processes(

@@ -87,18 +87,21 @@ def _solve_wide(problem: AlignmentProblem, sweeps: int, on_sweep: OnSweep) -> Sw
 
 def _starts(problem: AlignmentProblem) -> list[dict[str, Element]]:
     start = [from_embeddings(problem), problem.identity]
-    if problem.stream in problem.activation_term.tables:  # the stream's map from activations alone
-        start.append(problem.identity | {problem.stream: _nearest(problem, problem.stream, _nothing(problem))})
+    known = [stream for stream in problem.streams if stream in problem.activation_term.tables]
+    if known:  # the maps of streams from activations alone
+        start.append(problem.identity | {s: _nearest(problem, s, _nothing(problem, s)) for s in known})
     return start
 
 
 def from_embeddings(problem: AlignmentProblem) -> dict[str, Element]:
-    """A first guess of the stream's map, from embeddings, head and the stream's biases alone."""
+    """A first guess of the map of each stream, from embeddings, head and the stream's biases alone."""
     here = problem.identity
-    found = _nothing(problem)
-    for a, b in problem.pieces(problem.stream):
-        found = found + _stream_overlap(problem, a, b, here)
-    return here | {problem.stream: _nearest(problem, problem.stream, found)}
+    for stream in problem.streams:
+        found = _nothing(problem, stream)
+        for a, b in problem.pieces(stream):
+            found = found + _stream_overlap(problem, stream, a, b, here)
+        here[stream] = _nearest(problem, stream, found)
+    return here
 
 
 def embedding_distance(a: Weights, b: Weights, *, device: torch.device) -> float:
@@ -108,7 +111,7 @@ def embedding_distance(a: Weights, b: Weights, *, device: torch.device) -> float
     """
     problem = AlignmentProblem(a, b, symmetry(b.arch), NoHeadMatcher(), device)
     action, left, size = problem.act(from_embeddings(problem) if problem.moves_stream else problem.identity), 0.0, 0.0
-    for pieces in problem.pieces(problem.stream):
+    for pieces in (each for stream in problem.arch.streams for each in problem.pieces(stream)):
         x, y = ({name: t for name, t in piece.items() if t.ndim > 1} for piece in pieces)  # gains are folded: all 1
         left += squared_distance(x, action, y)
         size += sum(float(t.square().sum(dtype=torch.float64)) for t in (*x.values(), *y.values()))
@@ -153,31 +156,35 @@ def sweep(problem: AlignmentProblem, elements: Elements) -> tuple[float, dict[st
     """The objective at these elements, and better ones. Reads each model once, a block at a time."""
     now = dict(elements)
     matched: dict[str, HeadMatch] = {}
-    square, on_stream = 0.0, _nothing(problem)
-    if problem.moves_stream:
-        square += problem.activation_term.missing(problem.stream, now[problem.stream])
+    square, on_streams = 0.0, {stream: _nothing(problem, stream) for stream in problem.streams}
+    for stream in problem.streams:
+        square += problem.activation_term.missing(stream, now[stream])
     for name in problem.blocks:
-        more, part = _visit(problem, name, now, matched)
+        square += _visit(problem, name, now, matched, on_streams)
         trim_heap()
-        square, on_stream = square + more, on_stream + part
-    if problem.moves_stream:
-        now[problem.stream] = _nearest(problem, problem.stream, on_stream)
+    for stream in problem.streams:
+        now[stream] = _nearest(problem, stream, on_streams[stream] + _overlap_between_streams(problem, stream, now))
     return square, now, matched
 
 
 def _visit(
-    problem: AlignmentProblem, name: str, now: dict[str, Element], matched: dict[str, HeadMatch]
-) -> tuple[float, Overlap]:
-    """Match one block; what the objective had there, and its overlap on the stream. Nothing of it stays behind."""
-    square, on_stream = 0.0, _nothing(problem)
+    problem: AlignmentProblem,
+    name: str,
+    now: dict[str, Element],
+    matched: dict[str, HeadMatch],
+    on_streams: dict[str, Overlap],
+) -> float:
+    """Match one block; what the objective had there. Its overlap on each stream is added, and nothing else stays."""
+    square = 0.0
     for a, b in problem.pieces(name):
-        if name in problem.part.groups and name != problem.stream:
+        if name in problem.part.groups and name not in problem.streams:
             square += _match(problem, name, a, b, now, matched)
         else:
             square += squared_distance(a, problem.act(now), b)
-        if problem.moves_stream:
-            on_stream = on_stream + _stream_overlap(problem, a, b, now)
-    return square, on_stream
+        one_stream = {n: t for n, t in b.items() if n not in problem.between_streams}
+        for stream in problem.streams:
+            on_streams[stream] = on_streams[stream] + _stream_overlap(problem, stream, a, one_stream, now)
+    return square
 
 
 def _match(
@@ -217,8 +224,8 @@ def check_element(problem: AlignmentProblem, name: str, element: Element) -> Non
         )
 
 
-def _nothing(problem: AlignmentProblem) -> Overlap:
-    return Overlap.empty(problem.arch.stream.size, torch.zeros((), dtype=problem.dtype, device=problem.device))
+def _nothing(problem: AlignmentProblem, stream: str) -> Overlap:
+    return Overlap.empty(problem.arch.streams[stream].size, torch.zeros((), dtype=problem.dtype, device=problem.device))
 
 
 def _nearest(problem: AlignmentProblem, name: str, found: Overlap) -> Element:
@@ -226,8 +233,20 @@ def _nearest(problem: AlignmentProblem, name: str, found: Overlap) -> Element:
     return problem.part.groups[name].nearest(found.with_benefit(benefit))
 
 
-def _stream_overlap(problem: AlignmentProblem, a: Tensors, b: Tensors, now: Elements) -> Overlap:
-    """What this block adds to the overlap on the stream, with B's other spaces where they have moved to."""
-    others = problem.act({n: g for n, g in now.items() if n != problem.stream})
-    moved = {n: others.tensor(n, t) for n, t in b.items()}
-    return overlap(problem.arch, problem.stream, a, moved, moved, now[problem.stream], double=True)
+def _stream_overlap(problem: AlignmentProblem, stream: str, a: Tensors, b: Tensors, now: Elements) -> Overlap:
+    """What these tensors add to the overlap on a stream, with B's other spaces where they have moved to."""
+    others = problem.act({n: g for n, g in now.items() if n != stream})
+    moved = {n: others.tensor(n, t) for n, t in b.items() if stream in problem.arch.spaces_of(n)}
+    if not moved:
+        return _nothing(problem, stream)
+    return overlap(problem.arch, stream, a, moved, moved, now[stream], double=True)
+
+
+def _overlap_between_streams(problem: AlignmentProblem, stream: str, now: Elements) -> Overlap:
+    """The overlap on a stream of the tensors between it and others, with those where they have moved to."""
+    found = _nothing(problem, stream)
+    for block in (name for name in problem.arch.streams if problem.between_streams & set(problem.arch.blocks[name])):
+        for a, b in problem.pieces(block):
+            between = {n: t for n, t in b.items() if n in problem.between_streams}
+            found = found + _stream_overlap(problem, stream, a, between, now)
+    return found

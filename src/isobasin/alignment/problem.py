@@ -94,7 +94,8 @@ class ActivationTerm:
             return ActivationTerm()
         arch = b.weights.arch
         squares = {name: (_square(a, name) + _square(b, name)) / 2 for name in arch.blocks}
-        squares[arch.stream.name] = sum(squares.values())
+        touched = {n: {space for t in names for space in arch.spaces_of(t)} for n, names in arch.blocks.items()}
+        squares |= {stream: sum(squares[n] for n in touched if stream in touched[n]) for stream in arch.streams}
         return ActivationTerm(moving, {name: weight * squares[name] / len(t) for name, t in moving.items()})
 
     def benefit(self, name: str, like: Tensor) -> Tensor | None:
@@ -131,9 +132,15 @@ class AlignmentProblem:
     def arch(self) -> Architecture:
         return self.b.arch
 
-    @property
-    def stream(self) -> str:
-        return self.arch.stream.name
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that move."""
+        return tuple(name for name in self.arch.streams if name in self.part.groups)
+
+    @cached_property
+    def between_streams(self) -> frozenset[str]:
+        """Tensors that map one stream to another: what is best for one stream depends on the others."""
+        return frozenset(n for n in self.arch.tensors if len(set(self.arch.spaces_of(n)) & set(self.arch.streams)) > 1)
 
     @cached_property
     def moves_stream(self) -> bool:

@@ -221,8 +221,7 @@ class LayerCheck:
 
     @staticmethod
     def of(b: Weights, part: Symmetry, transform: Transform, device: torch.device) -> "LayerCheck":
-        stream = b.arch.stream.name
-        moving = {name: g for name, g in transform.elements.items() if name == stream}
+        moving = {name: g for name, g in transform.elements.items() if name in b.arch.streams}
         return LayerCheck(b.arch, part, AsFloat64(b, device), Action(b.arch, moving))
 
     def changes(self, layer: int, *others: Tensors) -> list[float]:
@@ -232,13 +231,13 @@ class LayerCheck:
         """
         if not self._spaces(layer):
             return []
-        axis = Axis((Term(self.arch.stream.name),))
+        stream = self._written(layer)
         expected = self._run(layer, self.before, Action(self.arch, {}))
-        expected = self.stream_action.act(expected, -1, axis)
+        expected = self.stream_action.act(expected, -1, Axis((Term(stream.name),)))
         found = []
         for tensors in others:
             difference = self._run(layer, AsFloat64(tensors, expected.device), self.stream_action) - expected
-            if all(norm.kind == "layer" for norm in self.arch.norms.values() if norm.space == self.arch.stream.name):
+            if all(norm.kind == "layer" for norm in self.arch.norms.values() if norm.space == stream.name):
                 difference = difference - difference.mean(-1, keepdim=True)
             found.append(float(difference.abs().max() / expected.abs().max().clamp(min=1e-300)))
         return found
@@ -253,15 +252,22 @@ class LayerCheck:
         total = torch.zeros(())
         for space in self._spaces(layer):
             norm = self.arch.norm_of(space)
+            stream = self._written(layer) if norm is None else self.arch.streams[norm.space]
             device = tensors[self.arch.blocks[space.name][0]].device
-            z = torch.randn(LENGTH, self.arch.stream.size, generator=rng, dtype=torch.float64).to(device)
-            z = _normalised(z, "rms" if norm is None else norm.kind)
-            z = action.act(z, -1, Axis((Term(self.arch.stream.name),)))
+            drawn = torch.randn(LENGTH, stream.size, generator=rng, dtype=torch.float64).to(device)
+            drawn = _normalised(drawn, "rms" if norm is None else norm.kind)
+            z = action.act(drawn, -1, Axis((Term(stream.name),)))
             x = z if norm is None else _read(self.arch, tensors, norm, z)
             out = None
             if isinstance(space, HeadSpace):
                 other = self.arch.norm_of(space, source=True)
-                source = x if other == norm or other is None else _read(self.arch, tensors, other, z)
+                source = x
+                if other is not None and other != norm:
+                    if other.space != stream.name:
+                        z = torch.randn(LENGTH, self.arch.streams[other.space].size, generator=rng, dtype=torch.float64)
+                        z = _normalised(z.to(device), other.kind)
+                        z = action.act(z, -1, Axis((Term(other.space),)))
+                    source = _read(self.arch, tensors, other, z)
                 out = _attention(self.arch, space, tensors, x, source)
             out = out if out is not None else _units(self.arch, space, tensors, x)  # type: ignore[arg-type]
             for writer in self._writers(space):
@@ -277,6 +283,12 @@ class LayerCheck:
         for bias, writer in writers.items():
             total = total + tensors[bias] * self._scale(writer, tensors)
         return total
+
+    def _written(self, layer: int) -> Space:
+        """The stream to which a layer writes."""
+        found = self.arch.stream_of(self._writers(self._spaces(layer)[0])[0])
+        assert found is not None, layer
+        return found
 
     def _writers(self, space: Space | HeadSpace) -> list[str]:
         """The weights that read a space and write to the stream."""

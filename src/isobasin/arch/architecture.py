@@ -224,26 +224,50 @@ class Architecture:
         return {getattr(heads, side): (heads, side) for heads in self.heads() for side in sides}
 
     @cached_property
-    def stream(self) -> Space:
-        """The residual stream: the space that every layer reads from and writes to."""
-        return next(space for space in self.spaces.values() if isinstance(space, Space) and space.stream)
+    def streams(self) -> Mapping[str, Space]:
+        """The residual streams by name: the spaces that layers read from and write to. Most models have one; a model
+        with an encoder of another kind of input has one for each stack."""
+        return {name: space for name, space in self.spaces.items() if isinstance(space, Space) and space.stream}
 
     @cached_property
     def blocks(self) -> Mapping[str, tuple[str, ...]]:
-        """Tensors by the one space they touch beside the stream; those of the stream alone under its own name.
+        """Tensors by the one space they touch beside streams; those of streams alone under the name of the stream, and
+        those between streams under that of the last.
 
-        The stream's (embeddings, head, their biases) come first, then the layers in their order.
+        Streams (embeddings, head, their biases) come first, then the layers in their order.
         """
-        stream = self.stream.name
-        found: dict[str, list[str]] = {name: [] for name in (stream, *(n for n in self.spaces if n != stream))}
-        for name, pattern in self.tensors.items():
-            spaces = {self.space_of(term).name for role in pattern.roles for axis in role.axes for term in axis.terms}
-            if pattern.buffer or not spaces:
-                continue
-            others = sorted(spaces - {stream})
+        order = (*self.streams, *(name for name in self.spaces if name not in self.streams))
+        found: dict[str, list[str]] = {name: [] for name in order}
+        for name in self.tensors:
+            spaces = self.spaces_of(name)
+            others = [space for space in spaces if space not in self.streams]
             assert len(others) <= 1, f"{name} joins {others}"
-            found[others[0] if others else stream].append(name)
+            if spaces:
+                found[others[0] if others else [stream for stream in self.streams if stream in spaces][-1]].append(name)
         return {space: tuple(names) for space, names in found.items()}
+
+    def spaces_of(self, tensor: str) -> list[str]:
+        """The names of the spaces that a tensor touches."""
+        roles = self.tensors[tensor].roles
+        return sorted({self.space_of(term).name for role in roles for axis in role.axes for term in axis.terms})
+
+    def stream_of(self, tensor: str) -> Space | None:
+        """The stream that a tensor touches; of several, the one that it writes to."""
+        axes = self.tensors[tensor].roles[0].axes
+        terms = sorted((term for axis in axes for term in axis.terms), key=lambda term: term.dual)
+        found = (self.space_of(term) for term in terms)
+        return next((space for space in found if isinstance(space, Space) and space.stream), None)
+
+    def head_streams(self, heads: HeadSpace) -> tuple[Space, Space, Space, Space]:
+        """The streams that Q, K, V and O lie on; in cross attention these may be two."""
+
+        def of(face: str, dual: bool) -> Space:
+            weights = (n for n, _, _, term in self.carriers(face) if term.dual is dual and len(self.shapes[n]) > 1)
+            found = self.stream_of(next(weights))
+            assert found is not None, face
+            return found
+
+        return of(heads.qk, True), of(heads.qk, False), of(heads.vo, False), of(heads.vo, True)
 
     def norm_of(self, space: Space | HeadSpace, *, source: bool = False) -> Norm | None:
         """The norm that a block of heads or units reads; None where it reads the stream itself.
@@ -275,7 +299,7 @@ class Architecture:
     def readers(self, norm: str) -> tuple[Linear, ...]:
         """Every tensor with an axis that reads this norm."""
         return tuple(
-            Linear(name, axis, out_axis(role, {*self.norms, self.stream.name}), self.bias_of(name))
+            Linear(name, axis, out_axis(role, {*self.norms, *self.streams}), self.bias_of(name))
             for name, role, axis, word in self._axes()
             if word.name == norm
         )

@@ -63,12 +63,14 @@ class ModelInputs:
     `token_types`: it also reads a segment id per token. `bidirectional`: a text stands between special tokens, and
     padding is masked, so any token serves for it. `padded_positions`: positions are counted from the padding token's id
     on, so that many rows of the table are no positions. `extra_tokens`: tokens beside patches and class token.
-    `decoder`: beside an encoder there is a decoder, which reads tokens of its own.
+    `decoder`: beside an encoder there is a decoder, which reads tokens of its own. `features`: the encoder reads the
+    features of audio, a spectrogram of one length, and the decoder alone reads tokens.
     """
 
     image_size: int | None = None
     extra_tokens: int = 0
     decoder: bool = False
+    features: bool = False
     padded_positions: bool = False
     token_types: bool = False
     bidirectional: bool = False

@@ -34,13 +34,14 @@ from isobasin.arch.families import (
     starcoder2,
     t5,
     vit,
+    whisper,
 )
 from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
 _FILES = (
     *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm),
-    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, other_decoders, isobasin),
+    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, other_decoders, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
 
@@ -69,7 +70,7 @@ REFUSED: dict[str, str] = {
         "mixtures of experts and latent attention are not implemented",
     ),
     **dict.fromkeys(
-        ("pegasus", "marian", "whisper"),
+        ("pegasus", "marian"),
         "encoder-decoder models are not implemented",
     ),
     **dict.fromkeys(

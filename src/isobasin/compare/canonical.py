@@ -1,6 +1,6 @@
 """The canonical point of a model: one representative of its orbit, the same for every member up to rounding.
 
-The stream is brought to its canonical frame (`stream_frame`). In that frame the order of heads and units,
+The stream is brought to its canonical frame (`stream_frames`). In that frame the order of heads and units,
 their signs and the factor inside each head are chosen by comparison with fixed numbers.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.compare.stream_frame import fixed_numbers, in_frame, stream_frame
+from isobasin.compare.stream_frame import fixed_numbers, in_frame, stream_frames
 from isobasin.compare.uncertainty import (
     LIMIT,
     Doubt,
@@ -60,11 +60,12 @@ def canonical_point(weights: Weights) -> CanonicalPoint:
     stream that tables and layers do not span.
     """
     model, groups = NormalForm.for_comparison(weights), symmetry(weights.arch).groups
-    found = stream_frame(model)
-    elements: dict[str, Element] = {weights.arch.stream.name: found.element}
-    frame, doubts = Action(weights.arch, dict(elements)), list(found.doubts)
+    frames = stream_frames(model)
+    elements: dict[str, Element] = {name: found.element for name, found in frames.items()}
+    frame, doubts = Action(weights.arch, dict(elements)), [doubt for found in frames.values() for doubt in found.doubts]
     # A stream in doubt leaves nothing certain in the layers: it alone is reported.
-    error = noise_of(weights) + (found.uncertainty if found.uncertainty <= LIMIT else 0.0)
+    known = (found.uncertainty for found in frames.values() if found.uncertainty <= LIMIT)
+    error = noise_of(weights) + max(known, default=0.0)
     sizes: dict[str, float] = {}
     for space in model.spaces:
         if space in groups:

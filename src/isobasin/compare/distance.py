@@ -1,6 +1,6 @@
 """Distance of two models modulo symmetry, block by block, and a score relative to unrelated models.
 
-Both models are brought to balanced form, the stream of B is mapped to A's (`stream_map`), and then every block of B is
+Both models are brought to balanced form, the stream of B is mapped to A's (`stream_maps`), and then every block of B is
 moved by the element of its own group that brings it closest: closed forms throughout, one block of each model in
 memory. `LayerMatrix` compares every layer of A with every layer of B.
 
@@ -34,6 +34,7 @@ STREAM_SWEEPS = 12
 SAME_EMBEDDINGS_THRESHOLD = 0.5  # similarity of embeddings and head; above it their map of the stream is final
 RANK_THRESHOLD = 1e-6  # smallest singular value of their overlap relative to the largest; below it layers take part
 
+Elements = Mapping[str, Element]
 Spaces = Sequence[tuple[str, str]]
 Table = tuple[tuple[float, ...], ...]
 
@@ -73,7 +74,7 @@ def total(distances: Iterable[BlockDistance]) -> BlockDistance:
 
 @dataclass(frozen=True)
 class BlockPair:
-    """One block of each model under A's tensor names, B's with its stream moved to A's."""
+    """One block of each model under A's tensor names, B's with its streams moved to A's."""
 
     arch: Architecture
     space: str
@@ -81,10 +82,10 @@ class BlockPair:
     b: Mapping[str, Tensor]
 
     @staticmethod
-    def of(a: BlockModel, b: BlockModel, space_a: str, space_b: str, stream: Element) -> "BlockPair":
+    def of(a: BlockModel, b: BlockModel, space_a: str, space_b: str, streams: Elements) -> "BlockPair":
         """Names of a layer correspond in their order, so that layer 3 can be compared with layer 6."""
         tensors_b, tensors_a = b.block(space_b), a.block(space_a)
-        action = Action(a.arch, {a.arch.stream.name: stream})
+        action = Action(a.arch, streams)
         moved = {name: action.tensor(name, t) for name, t in zip(tensors_a, tensors_b.values(), strict=True)}
         folded = {name for norm in a.arch.norms.values() for name in (norm.gain, norm.shift)} | set(a.arch.scales)
         # Folded gains are all ones in both models: they would make unrelated models similar.
@@ -124,11 +125,14 @@ class BlockPair:
         sizes = [float(sum(t.square().sum(dtype=torch.float64) for t in x.values())) for x in (self.a, self.b)]
         return BlockDistance(self.square(self.element()), *sizes)
 
-    def stream_overlap(self, stream: Element) -> Overlap:
-        """The overlap on the stream under the best element of B's own space; `stream` has already acted on b."""
-        inverse = Action(self.arch, {self.arch.stream.name: stream.inverse()})
-        b = {name: inverse.tensor(name, t) for name, t in self._moved(self.element()).items()}
-        return overlap(self.arch, self.arch.stream.name, self.a, b, b, stream, double=True)
+    def stream_overlap(self, stream: str, element: Element) -> Overlap:
+        """The overlap on a stream under the best element of B's own space; `element` has already acted on b."""
+        inverse = Action(self.arch, {stream: element.inverse()})
+        moved = self._moved(self.element()).items()
+        b = {name: inverse.tensor(name, t) for name, t in moved if stream in self.arch.spaces_of(name)}
+        if not b:
+            return Overlap.empty(element.n, next(iter(self.a.values())))
+        return overlap(self.arch, stream, self.a, b, b, element, double=True)
 
 
 def _is_constant(vector: Tensor) -> bool:
@@ -136,50 +140,69 @@ def _is_constant(vector: Tensor) -> bool:
 
 
 def block_distances(
-    a: BlockModel, b: BlockModel, pairs: Spaces, stream: Element
+    a: BlockModel, b: BlockModel, pairs: Spaces, streams: Elements
 ) -> dict[tuple[str, str], BlockDistance]:
-    return {(x, y): BlockPair.of(a, b, x, y, stream).distance() for x, y in pairs}
+    return {(x, y): BlockPair.of(a, b, x, y, streams).distance() for x, y in pairs}
 
 
-def stream_map(a: BlockModel, b: BlockModel, pairs: Spaces) -> tuple[Element, bool]:
-    """The map of B's stream to A's, and whether layers took part in it; `pairs` are the corresponding blocks.
+def stream_maps(a: BlockModel, b: BlockModel, pairs: Spaces) -> tuple[Elements, frozenset[str]]:
+    """The map of each stream of B to A's, one after the other, and those in which layers took part."""
+    maps = {name: group_of(space).identity() for name, space in a.arch.streams.items()}
+    by_all_blocks = set()
+    for name, space in a.arch.streams.items():
+        maps[name], layers = _stream_map(a, b, pairs, space, maps)
+        by_all_blocks |= {name} if layers else set()
+    return maps, frozenset(by_all_blocks)
+
+
+def _stream_map(a: BlockModel, b: BlockModel, pairs: Spaces, space: Space, maps: Elements) -> tuple[Element, bool]:
+    """The map of a stream of B to A's, and whether layers took part in it; `pairs` are the corresponding blocks, and
+    `maps` those of the other streams.
 
     Layers take part where embeddings and head do not determine a rotation. Otherwise embeddings and head alone
     decide if they are similar; if not, their map competes with the identity (embeddings may be new while layers are
     shared), measured on embeddings, head and all attention heads.
     """
-    space = a.arch.stream
     identity = group_of(space).identity()
     if space.kind == "fixed":
         return identity, False
-    on_embeddings = _embedding_overlap(a, b)
+    on_embeddings = _embedding_overlap(a, b, space, maps)
     found = group_of(space).nearest(on_embeddings)
     if space.rotates:
         values = torch.linalg.svdvals(on_embeddings.self_dual.to(torch.float64))
         last = len(values) - 1 - (space.kind == "orthogonal1")
         if values[last] <= RANK_THRESHOLD * values[0]:
-            return map_by_all_blocks(a, b, pairs), True
-    if BlockPair.of(a, b, space.name, space.name, found).distance().similarity > SAME_EMBEDDINGS_THRESHOLD:
+            return map_by_all_blocks(a, b, pairs, space, maps), True
+    here = {**maps, space.name: found}
+    if BlockPair.of(a, b, space.name, space.name, here).distance().similarity > SAME_EMBEDDINGS_THRESHOLD:
         return found, False
-    measured = [(space.name, space.name), *((x, y) for x, y in pairs if a.arch.spaces[x].role == "heads")]
-    sums = [sum(d.similarity for d in block_distances(a, b, measured, g).values()) for g in (found, identity)]
+    heads = [(x, y) for x, y in _touching(a.arch, pairs, space) if a.arch.spaces[x].role == "heads"]
+    starts = ({**maps, space.name: g} for g in (found, identity))
+    blocks = [(space.name, space.name), *heads]
+    sums = [sum(d.similarity for d in block_distances(a, b, blocks, each).values()) for each in starts]
     return identity if sums[1] > sums[0] else found, False
 
 
-def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
-    """The map of the stream from embeddings, head and all layers.
+def _touching(arch: Architecture, pairs: Spaces, stream: Space) -> list[tuple[str, str]]:
+    """The pairs of blocks that read or write a stream."""
+    return [pair for pair in pairs if any(stream.name in arch.spaces_of(n) for n in arch.blocks[pair[0]])]
+
+
+def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces, space: Space, maps: Elements) -> Element:
+    """The map of a stream from embeddings, head and all layers; `maps` are those of the other streams.
 
     Alternates: every layer is matched under the current map of the stream, then the stream given all layers.
     """
-    space, on_embeddings = a.arch.stream, _embedding_overlap(a, b)
+    name, on_embeddings, pairs = space.name, _embedding_overlap(a, b, space, maps), _touching(a.arch, pairs, space)
     best = current = group_of(space).nearest(on_embeddings)
     least = float("inf")
     for _ in range(STREAM_SWEEPS):
-        joint, square = on_embeddings, BlockPair.of(a, b, space.name, space.name, current).square(None)
+        here = {**maps, name: current}
+        joint, square = on_embeddings, BlockPair.of(a, b, name, name, here).square(None)
         for x, y in pairs:
-            pair = BlockPair.of(a, b, x, y, current)
+            pair = BlockPair.of(a, b, x, y, here)
             square += pair.distance().square
-            joint = joint + pair.stream_overlap(current)
+            joint = joint + pair.stream_overlap(name, current)
         if not square < least * (1 - 1e-6):
             break
         best, least = current, square
@@ -187,10 +210,10 @@ def map_by_all_blocks(a: BlockModel, b: BlockModel, pairs: Spaces) -> Element:
     return best
 
 
-def _embedding_overlap(a: BlockModel, b: BlockModel) -> Overlap:
-    space = a.arch.stream
+def _embedding_overlap(a: BlockModel, b: BlockModel, space: Space, maps: Elements) -> Overlap:
     identity = group_of(space).identity()
-    return BlockPair.of(a, b, space.name, space.name, identity).stream_overlap(identity)
+    here = {**maps, space.name: identity}
+    return BlockPair.of(a, b, space.name, space.name, here).stream_overlap(space.name, identity)
 
 
 @dataclass(frozen=True)
@@ -243,12 +266,17 @@ def score(similarity: float, unrelated: float) -> float:
     return (similarity - unrelated) / max(1 - unrelated, 1e-300)
 
 
-def layer_similarities(a: NormalForm, b: NormalForm, stream: Element) -> LayerMatrix:
+def layer_similarities(a: NormalForm, b: NormalForm, streams: Elements) -> LayerMatrix:
     """All pairs of layers, given the map between the streams."""
+    if len(a.arch.streams) > 1:
+        raise ArchitectureError(
+            f"a {a.arch.family} model has {len(a.arch.streams)} streams, and layers on different streams can not be "
+            "compared with each other; compare models of the same depth, without --layers"
+        )
 
     def table(role: str) -> Table:
         layers_a, layers_b = ([space.name for space in _layered(model.arch, role)] for model in (a, b))
-        found = block_distances(a, b, [(x, y) for x in layers_a for y in layers_b], stream)
+        found = block_distances(a, b, [(x, y) for x in layers_a for y in layers_b], streams)
         return tuple(tuple(found[x, y].similarity for y in layers_b) for x in layers_a)
 
     return LayerMatrix(table("heads"), table("units"))
@@ -285,7 +313,7 @@ def check_same_blocks(a: Weights, b: Weights) -> None:
     require_equal("rotary positions", a.arch.rotary, b.arch.rotary, remedy=remedy)
     for key, value in a.settings.items():
         require_equal(f"config.json: {key}", value, b.settings.get(key), remedy=remedy)
-    for space in [a.arch.stream, *(_layered(a.arch, role)[0] for role in ("heads", "units"))]:
+    for space in [*a.arch.streams.values(), *(_layered(a.arch, role)[0] for role in ("heads", "units"))]:
         shapes = [[m.arch.shapes[n] for n in block_tensors(m.arch)[space.name]] for m in (a, b)]
         what = "embeddings and head" if space.role == "stream" else space.name
         require_equal(f"tensors of {what}", *shapes, remedy=remedy)
@@ -387,11 +415,10 @@ def distance(
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     matrix = None
     if layers or not same_depth:
-        matrix = layer_similarities(one, two, stream_map(one, two, pairs_by_depth(one, two))[0])
+        matrix = layer_similarities(one, two, stream_maps(one, two, pairs_by_depth(one, two))[0])
     pairs = [(s, s) for s in one.spaces] if same_depth or matrix is None else matrix.pairs(one, two)
-    stream, by_all_blocks = stream_map(one, two, pairs)
-    ends = a.arch.stream.name
-    found = block_distances(one, two, [(ends, ends), *pairs], stream)
+    streams, by_all_blocks = stream_maps(one, two, pairs)
+    found = block_distances(one, two, [*((name, name) for name in streams), *pairs], streams)
 
     def report(done: int) -> None:
         if watch:
@@ -454,7 +481,7 @@ def _naive(a: Weights, b: Weights, space: str) -> BlockDistance:
 
 @dataclass(frozen=True)
 class RotatedModel:
-    """A model in a random frame of its stream, in which no coordinate is special; the block read last is kept.
+    """A model in a random frame of each stream, in which no coordinate is special; the block read last is kept.
 
     A rotation is expensive, so all unrelated models share one. Embeddings and head are not rotated: the map of the
     stream would undo it.
@@ -470,10 +497,11 @@ class RotatedModel:
 
     @cached_property
     def _action(self) -> Action:
-        return Action(self.arch, {self.arch.stream.name: group_of(self.arch.stream).sample(seed=self.seed)})
+        rotating = {name: space for name, space in self.arch.streams.items() if space.rotates}
+        return Action(self.arch, {name: group_of(space).sample(seed=self.seed) for name, space in rotating.items()})
 
     def block(self, space: str) -> Mapping[str, Tensor]:
-        if space == self.arch.stream.name or not self.arch.stream.rotates:
+        if space in self.arch.streams or not self._action.elements:
             return self.model.block(space)
         if space not in self._last:
             self._last.clear()
@@ -499,11 +527,12 @@ class UnrelatedModel:
     def block(self, space: str) -> Mapping[str, Tensor]:
         """Shuffled by an element that depends on the seed and the block."""
         seed = (1_000_003 * self.seed + list(block_tensors(self.arch)).index(space)) % 2**63
-        action = Action(self.arch, {self.arch.stream.name: _shuffles(self.arch.stream).sample(seed=seed)})
+        streams = self.arch.streams.items()
+        action = Action(self.arch, {name: _shuffles(stream).sample(seed=seed) for name, stream in streams})
         tensors = {name: action.tensor(name, t) for name, t in self.model.block(space).items()}
-        if space == self.arch.stream.name:
+        if space in self.arch.streams:
             rng = torch.Generator().manual_seed(seed)
-            for name, axis, _ in tables(self.arch, tuple(tensors)):
+            for name, axis, _ in tables(self.arch, tuple(tensors), space):
                 rows = tensors[name].movedim(axis, -1)
                 flat = rows.reshape(-1, rows.shape[-1])
                 mixed = flat[torch.randperm(len(flat), generator=rng)].reshape(rows.shape)
@@ -519,22 +548,30 @@ def _shuffles(stream: Space) -> Group:
 
 
 def _null_similarities(
-    a: BlockModel, models: Sequence[BlockModel], pairs: Spaces, by_all_blocks: bool, report: Callable[[int], None]
+    a: BlockModel,
+    models: Sequence[BlockModel],
+    pairs: Spaces,
+    by_all_blocks: frozenset[str],
+    report: Callable[[int], None],
 ) -> list[list[float]]:
     """Similarities of all blocks, one row per unrelated model.
 
     Blocks that were shuffled independently have no common stream, so each is compared without a map. Only embeddings
-    and head are mapped, because the map is made from them. Where layers took part in the map between A and B
-    (`by_all_blocks`) they take part here as well: such a map finds some overlap in any model.
+    and head are mapped, because the map is made from them. Where layers took part in the map of a stream between A and
+    B (`by_all_blocks`) they take part here as well: such a map finds some overlap in any model.
     """
-    space, group = a.arch.stream, group_of(a.arch.stream)
-    maps = [map_by_all_blocks(a, model, pairs) for model in models] if by_all_blocks else []
+    spaces = a.arch.streams
+    identity = {name: group_of(space).identity() for name, space in spaces.items()}
+    maps = [
+        {**identity, **{name: map_by_all_blocks(a, model, pairs, spaces[name], identity) for name in by_all_blocks}}
+        for model in models
+    ]
     rows: list[list[float]] = [[] for _ in models]
-    for x, y in [(space.name, space.name), *pairs]:
+    for x, y in [*((name, name) for name in spaces), *pairs]:
         for k, model in enumerate(models):
-            stream = maps[k] if by_all_blocks else group.identity()
-            if x == space.name and space.kind != "fixed" and not by_all_blocks:
-                stream = group.nearest(_embedding_overlap(a, model))
-            rows[k].append(BlockPair.of(a, model, x, y, stream).distance().similarity)
+            here = maps[k]
+            if x in spaces and spaces[x].kind != "fixed" and x not in by_all_blocks:
+                here = {**here, x: group_of(spaces[x]).nearest(_embedding_overlap(a, model, spaces[x], here))}
+            rows[k].append(BlockPair.of(a, model, x, y, here).distance().similarity)
         report(sum(map(len, rows)))
     return rows

@@ -15,19 +15,20 @@ import math
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
-from isobasin.compare.stream_frame import fixed_numbers, stream_rows
+from isobasin.compare.stream_frame import fixed_numbers, stream_rows, tables
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
-from isobasin.symmetries.normal_form import MOVES, NormalForm, holding_constants, unit_rows
+from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
@@ -157,12 +158,15 @@ def fingerprint(weights: Weights) -> Fingerprint:
 def invariants(weights: Weights) -> Tensor:
     """The entries before rounding."""
     model = NormalForm.for_comparison(weights)
-    sketch, stream = _Sketch.of(model), model.arch.stream.name
+    sketches = _sketches(model)
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES)}
     products: list[_Product] = []
-    found["ends"].append((sketch.left * sketch.right).mean(1) * sketch.left.shape[1] ** 0.5)
-    found["vectors"] += _vector_features(model, stream, model.without_space() | model.folded(stream), sketch)
-    found["vectors"] += [_plain(f"constants {name}", values) for name, values in sketch.constants.items()]
+    rest = model.without_space()
+    for stream, sketch in sketches.items():
+        found["ends"].append((sketch.left * sketch.right).mean(1) * sketch.left.shape[1] ** 0.5)
+        found["vectors"] += _vector_features(model, stream, rest | model.folded(stream), sketches)
+        found["vectors"] += [_plain(f"constants {name}", values) for name, values in sketch.constants.items()]
+        rest = {}
     for space in model.spaces:
         place = weights.arch.spaces[space]
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
@@ -170,17 +174,19 @@ def invariants(weights: Weights) -> Tensor:
             m = _with_constants(model, place, attention_matrices(weights.arch, place, tensors))
             if place.whole_norm:
                 m = _with_gains(m, place, tensors)
-            features = _head_features(m, place, sketch)
-            found["vectors"] += _table_features(weights.arch, m, place, tensors, sketch)
+            around = _HeadSketch.of(weights.arch, place, sketches)
+            features = _head_features(m, place, around)
+            found["vectors"] += _table_features(weights.arch, m, place, tensors, around)
         else:
-            features = _unit_features(model, place, tensors, sketch)
+            features = _unit_features(model, place, tensors, sketches)
         products += features
-        found["vectors"] += _vector_features(model, space, tensors, sketch)
+        found["vectors"] += _vector_features(model, space, tensors, sketches)
     for kind, values in _relative_products(products, min(noise_of(weights), 1e-3)).items():
         found[kind] += values
     mixed = [_mixed(kind, found[kind]) for kind in KINDS]
     sizes = [_level_and_slope(kind, found[kind]) for kind in SIZES]
-    return torch.cat([*mixed, *sizes, torch.tensor([sketch.log_size], dtype=torch.float64)])
+    log_size = fmean(sketch.log_size for sketch in sketches.values())
+    return torch.cat([*mixed, *sizes, torch.tensor([log_size], dtype=torch.float64)])
 
 
 @dataclass(frozen=True)
@@ -245,13 +251,19 @@ class _Sketch:
     log_size: float  # logarithm of the size of all tables together
     constants: Mapping[str, Tensor]  # of tables that hold one along the all-ones vector
 
+    @property
+    def rows(self) -> Float[Tensor, "2k d"]:
+        return torch.cat([self.left, self.right])
+
     @staticmethod
-    def of(model: NormalForm) -> "_Sketch":
-        """From every table among embeddings and head, with about the same weight whatever its size."""
+    def of(model: NormalForm, stream: str, others: "Mapping[str, _Sketch]") -> "_Sketch":
+        """From every table among embeddings and head, with about the same weight whatever its size, and from tensors
+        that come from other streams."""
         found, heights, holding = [], [], holding_constants(model.arch)
         constants: dict[str, Tensor] = {}
-        for name, rows in stream_rows(model, model.arch.stream.name):
-            if name in holding:
+        every = [*stream_rows(model, stream, [stream]), *_images(model, stream, others)]
+        for name, rows in every:
+            if name in holding and len(model.arch.spaces_of(name)) == 1:
                 constants[name] = rows.sum(1)
                 rows = rows - rows.mean(1, keepdim=True)
             found.append(fixed_numbers(f"sketch {name}", 2 * EACH, len(rows)) @ rows / len(rows) ** 0.5)
@@ -264,12 +276,57 @@ class _Sketch:
         return _Sketch(total[:EACH], total[EACH:], most, math.log(math.hypot(*sizes, 1e-30)), constants)
 
 
+def _sketches(model: NormalForm) -> dict[str, _Sketch]:
+    """The vectors of every stream, one stream after the other."""
+    found: dict[str, _Sketch] = {}
+    for stream in model.arch.streams:
+        found[stream] = _Sketch.of(model, stream, found)
+    return found
+
+
+def _images(model: NormalForm, stream: str, others: Mapping[str, _Sketch]) -> Iterator[tuple[str, Tensor]]:
+    """What the vectors of earlier streams become on this one, by tensors between the two."""
+    for name, axis, _ in tables(model.arch, model.blocks[stream], stream, others):
+        if model.arch.spaces_of(name) != [stream]:
+            (other,) = (s for s in model.arch.spaces_of(name) if s != stream)
+            tensor = model.read(name).to("cpu", torch.float64)
+            if name in holding_constants(model.arch):
+                tensor = tensor - tensor.mean(constant_axis(model.arch, name)[0], keepdim=True)
+            yield name, others[other].rows @ tensor.movedim(axis, -1)
+
+
+@dataclass(frozen=True)
+class _HeadSketch:
+    """The vectors of the streams that the matrices of attention heads lie on."""
+
+    q: Float[Tensor, "k d"]
+    k: Float[Tensor, "k d"]
+    v: Float[Tensor, "k d"]
+    o: Float[Tensor, "k d"]
+
+    @staticmethod
+    def of(arch: Architecture, heads: HeadSpace, sketches: Mapping[str, _Sketch]) -> "_HeadSketch":
+        q, k, v, o = (sketches[stream.name] for stream in arch.head_streams(heads))
+        return _HeadSketch(q.left, k.right, v.left, o.right)
+
+
 def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -> AttentionMatrices:
-    """Q, K and V with such constants as their last row, where a bias would be."""
-    if holding_constants(model.arch).isdisjoint(name for name, *_ in model.arch.carriers(heads.qk)):
+    """Q, K and V with such constants in their last row, where a bias would be."""
+    arch, holding = model.arch, holding_constants(model.arch)
+    faces = ((heads.qk, True), (heads.qk, False), (heads.vo, False))
+    held = [any(n in holding and t.dual is dual for n, *_, t in arch.carriers(face)) for face, dual in faces]
+    if not any(held):
         return m
-    q, k, v = (torch.cat([x - x.mean(1, keepdim=True), x.sum(1, keepdim=True)], 1) for x in (m.q, m.k, m.v))
-    return AttentionMatrices(q, k, v, m.o)
+    sides = zip((m.q, m.k, m.v), arch.head_streams(heads), held)
+    return AttentionMatrices(*(_with_last_row(x, stream.size, holds) for x, stream, holds in sides), m.o)
+
+
+def _with_last_row(x: Float[Tensor, "h rows n"], width: int, holds: bool) -> Float[Tensor, "h rows1 n"]:
+    """A matrix with a row for its bias; the constant that it holds is moved there."""
+    weight, bias = x[:, :width], x[:, width:].sum(1, keepdim=True)
+    if holds:
+        weight, bias = weight - weight.mean(1, keepdim=True), bias + weight.sum(1, keepdim=True)
+    return torch.cat([weight, bias], 1)
 
 
 def _with_gains(m: AttentionMatrices, heads: HeadSpace, tensors: Tensors) -> AttentionMatrices:
@@ -279,32 +336,32 @@ def _with_gains(m: AttentionMatrices, heads: HeadSpace, tensors: Tensors) -> Att
 
 
 def _table_features(
-    arch: Architecture, m: AttentionMatrices, heads: HeadSpace, tensors: Tensors, sketch: _Sketch
+    arch: Architecture, m: AttentionMatrices, heads: HeadSpace, tensors: Tensors, around: _HeadSketch
 ) -> Iterator[Tensor]:
     """Tables of relative positions that heads carry with them: each head's column with what that head writes."""
-    v, width = m.v.repeat_interleave(heads.group_size, 0), sketch.left.shape[1]
-    written = ((sketch.left @ v[:, :width]) * (sketch.right @ m.o)).sum(-1)
+    v, width = m.v.repeat_interleave(heads.group_size, 0), around.v.shape[1]
+    written = ((around.v @ v[:, :width]) * (around.o @ m.o)).sum(-1)
     for name in (name for name in arch.tables if name in tensors):
         columns = tensors[name].mT @ fixed_numbers(f"table {name}", tensors[name].shape[0], EACH)
         yield _ratio((columns * written).sum(0), columns.norm() * written.norm() / len(columns) ** 0.5)
         yield _ratio(columns.sum(0), columns.norm())
 
 
-def _head_features(m: AttentionMatrices, heads: HeadSpace, sketch: _Sketch) -> list[_Product]:
+def _head_features(m: AttentionMatrices, heads: HeadSpace, around: _HeadSketch) -> list[_Product]:
     """`vo` and `qk`: the products of a layer's heads between the sketch vectors."""
     q, k, v, o, r = m.q, m.k, m.v, m.o, heads.rotary
-    left, right = sketch.left, sketch.right
-    if q.shape[1] > left.shape[1]:  # the matrices have a row for the bias
-        left, right = (torch.cat([s, torch.ones_like(s[:, :1])], 1) for s in (left, right))
+    on_q, on_k, on_v = around.q, around.k, around.v
+    if q.shape[1] > on_q.shape[1]:  # the matrices have a row for the bias
+        on_q, on_k, on_v = (torch.cat([s, torch.ones_like(s[:, :1])], 1) for s in (on_q, on_k, on_v))
     k, v = (x.repeat_interleave(heads.group_size, 0) for x in (k, v))
     # Heads that can not be permuted get different weights, so that a swap of two of them changes the sum.
     weight = torch.ones(len(q)) if heads.permutable else fixed_numbers("head", len(q))
-    values = ((left @ v) * (sketch.right @ o)).sum(-1)
-    scores = ((left @ q[..., r:]) * (right @ k[..., r:])).sum(-1)
+    values = ((on_v @ v) * (around.o @ o)).sum(-1)
+    scores = ((on_q @ q[..., r:]) * (on_k @ k[..., r:])).sum(-1)
     value_size, score_size = _product_size(v, o), _product_size(q[..., r:], k[..., r:])
     if r:
         rotary_q, rotary_k = (rotary_pairs(x[..., :r], heads) for x in (q, k))
-        left_q, right_k = left.to(rotary_q) @ rotary_q, right.to(rotary_k) @ rotary_k
+        left_q, right_k = on_q.to(rotary_q) @ rotary_q, on_k.to(rotary_k) @ rotary_k
         scores = scores + (left_q * right_k.conj() * pair_weights(r // 2)).sum(-1).real
         sizes = [x.abs().square().sum(-2) for x in (rotary_q, rotary_k)]
         score_size = score_size + (sizes[0] * sizes[1]).sum()
@@ -319,18 +376,27 @@ def _product_size(x: Tensor, y: Tensor) -> Tensor:
     return ((x.mT @ x) * (y.mT @ y)).sum()
 
 
-def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketch: _Sketch) -> list[_Product]:
+def _unit_features(
+    model: NormalForm, space: Space, tensors: Tensors, sketches: Mapping[str, _Sketch]
+) -> list[_Product]:
     """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
-    gated, stream, holding = False, model.arch.stream, holding_constants(model.arch)
+    gated, holding = False, holding_constants(model.arch)
     for name, rows, move in unit_rows(model.arch, space.name, tensors):
-        on_stream = any(word.terms and model.arch.space_of(word.terms[0]) == stream for word in _axes(model, name))
-        vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
+        stream = model.arch.stream_of(name)
+        if stream is None:
+            vectors = fixed_numbers(f"row {name}", EACH, rows.shape[1])
+        else:
+            sketch = sketches[stream.name]
+            vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
         if name in holding:
             vectors = torch.cat([vectors, torch.ones_like(vectors[:, :1])], 1)
             rows = torch.cat([rows - rows.mean(1, keepdim=True), rows.sum(1, keepdim=True)], 1)
-        seen[move] += (vectors if on_stream else fixed_numbers(f"row {name}", EACH, rows.shape[1])) @ rows.mT
+        if rows.shape[1] > vectors.shape[1]:  # a convolution: the stream, and then the places of its kernel
+            kernel = fixed_numbers(f"row {name}", EACH, 1, rows.shape[1] // vectors.shape[1])
+            vectors = (vectors[:, :, None] * kernel).flatten(1)
+        seen[move] += vectors @ rows.mT
         sizes[move] += rows.square().sum(1)
         gated |= move == "permuted"
     gate = seen["permuted"] if gated else torch.ones_like(seen["dual"])
@@ -343,8 +409,10 @@ def _axes(model: NormalForm, name: str) -> tuple[Axis, ...]:
     return model.arch.tensors[name].roles[0].axes
 
 
-def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _Sketch) -> Iterator[Tensor]:
-    """Biases, shifts and gains on the stream, matrices from the stream to itself, and tensors on no space at all."""
+def _vector_features(
+    model: NormalForm, space: str, tensors: Tensors, sketches: Mapping[str, _Sketch]
+) -> Iterator[Tensor]:
+    """Biases, shifts and gains on a stream, matrices from stream to stream, and tensors on no space at all."""
     holding = holding_constants(model.arch)
     for name, tensor in tensors.items():
         if tensor.dim() == 1 and name in holding:  # the shift of such a norm is the all-ones vector in every model
@@ -353,13 +421,15 @@ def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _S
         x = tensor.to("cpu", torch.float64)
         if not axes:
             yield _plain(f"plain {name}", x.flatten())
-        elif any(len(word.terms) != 1 or model.arch.space_of(word.terms[0]) != model.arch.stream for word in axes):
             continue
-        elif x.dim() == 2 and len(axes) == 2:
-            yield _ratio(((sketch.left @ x) * sketch.right).sum(1), x.norm())
+        if any(len(word.terms) != 1 or model.arch.space_of(word.terms[0]).name not in sketches for word in axes):
+            continue
+        sketch, *others = (sketches[model.arch.space_of(word.terms[0]).name] for word in axes)
+        if x.dim() == 2 and others:
+            yield _ratio(((sketch.left @ x) * others[0].right).sum(1), x.norm())
         elif x.dim() == 1 and axes[0].terms[0].permutation_part:
             yield _ratio((sketch.left * sketch.right) @ (x - x.mean()), x.norm())
-        elif x.dim() == 1 and space != model.arch.stream.name:
+        elif x.dim() == 1 and space not in sketches:
             yield sketch.left @ x / len(x) ** 0.5 / (x.square().mean().sqrt() + SOFTENING * sketch.scale)
 
 

@@ -18,6 +18,7 @@ from isobasin.runtime import (
     max_length,
     output_difference,
     random_inputs,
+    token_key,
     vocabulary_size,
     with_tokens,
 )
@@ -31,6 +32,7 @@ PERTURBED_COPIES = 2  # per model
 SEARCH_ROUNDS, SEARCH_VARIANTS = 12, 4
 MAX_PRINTED = 4096  # numbers of an input in JSON
 USUAL_LENGTH, MAX_LENGTH = 16, 256  # tokens
+NUMBERS = ("pixel_values", "input_features")  # inputs that are no tokens
 MAX_OPERATIONS = 2.0e11  # multiplications that one long input may cost
 
 
@@ -46,23 +48,24 @@ def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Pr
     """The inputs on which both models are run; `brief` uses a single sequence length."""
     shorter = min(a, b, key=_max_length)
     drawn = random_inputs(shorter, n=3, length=min(USUAL_LENGTH, _max_length(shorter)), seed=seed)
-    if "pixel_values" in drawn[0]:
-        structured = {label: drawn[0] | {"pixel_values": x} for label, x in _images(drawn[0]["pixel_values"]).items()}
-    else:
-        ids_by_label = _token_ids(shorter, seed, brief) | _padded_ids(a, b, drawn[0]["input_ids"].flatten(0, -2)[0])
-        structured = {label: _with_tokens(shorter, ids, seed) for label, ids in ids_by_label.items()}
+    structured: dict[str, Inputs] = {}
+    for key in (key for key in NUMBERS if key in drawn[0]):
+        structured |= {label: drawn[0] | {key: x} for label, x in _images(drawn[0][key]).items()}
+    if (tokens := token_key(drawn[0])) is not None:
+        ids_by_label = _token_ids(shorter, seed, brief) | _padded_ids(a, b, drawn[0][tokens].flatten(0, -2)[0])
+        structured |= {label: _with_tokens(shorter, ids, seed) for label, ids in ids_by_label.items()}
     return [*(Probe("random", each) for each in drawn), *(Probe(label, each) for label, each in structured.items())]
 
 
 def _variant(probe: Probe, weights: Weights, rng: torch.Generator) -> Probe:
     """The same input with a quarter of its tokens replaced, or with another contrast and noise."""
     inputs = dict(probe.inputs)
-    if "pixel_values" in inputs:
-        x = inputs["pixel_values"]
+    for key in (key for key in NUMBERS if key in inputs):
+        x = inputs[key]
         scale = float(torch.exp2(2 * torch.rand((), generator=rng) - 1))
-        inputs["pixel_values"] = scale * x + 0.3 * torch.randn(x.shape, generator=rng)
-    else:
-        ids = inputs["input_ids"].clone()
+        inputs[key] = scale * x + 0.3 * torch.randn(x.shape, generator=rng)
+    if (tokens := token_key(inputs)) is not None:
+        ids = inputs[tokens].clone()
         places = torch.randint(ids.shape[-1], (max(1, ids.shape[-1] // 4),), generator=rng)
         ids[..., places] = torch.randint(vocabulary_size(weights) or 2, places.shape, generator=rng)
         inputs = with_tokens(weights, inputs, ids)
@@ -206,7 +209,8 @@ class OutputComparison:
     ) -> list[ComparedInput]:
         """The comparisons and more on the tokens and positions of these rows (by tensor, worst first): on all of the
         tokens, and on the worst alone, as others may hide it. Unchanged without rows, or where no tokens are read."""
-        if not rows or "input_ids" not in compared[0].inputs:
+        key = token_key(compared[0].inputs)
+        if not rows or key is None:
             return compared
         shorter = min(self.a, self.b, key=_max_length)
         tokens, positions = (
@@ -216,7 +220,7 @@ class OutputComparison:
         usual = min(USUAL_LENGTH, _max_length(shorter))
         length = max(usual, min(max(positions, default=0) + 1, _affordable_length(shorter)))
         drawn = random_inputs(shorter, n=1, length=length, seed=self.seed)[0]
-        for chosen in (tokens, tokens[:1]) if tokens else (drawn["input_ids"].flatten(0, -2)[0].tolist(),):
+        for chosen in (tokens, tokens[:1]) if tokens else (drawn[key].flatten(0, -2)[0].tolist(),):
             inputs = with_tokens(shorter, drawn, torch.tensor(chosen).repeat(length)[:length])
             compared = self._with_probe(compared, Probe("tokens whose rows differ most", inputs))
         return compared
@@ -224,7 +228,7 @@ class OutputComparison:
     def with_vocabulary(self, compared: list[ComparedInput]) -> list[ComparedInput]:
         """The comparisons and one more: the worst of texts that together hold every token, or as many as can be run in
         the time of one long text. A change may be seen by a single token."""
-        if "input_ids" not in compared[0].inputs:
+        if token_key(compared[0].inputs) is None:
             return compared
         shorter = min(self.a, self.b, key=_max_length)
         n_tokens, length = vocabulary_size(shorter) or 2, min(USUAL_LENGTH, _max_length(shorter))

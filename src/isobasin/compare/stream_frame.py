@@ -1,11 +1,12 @@
-"""The canonical frame of the stream: the rotation, permutation or signs that all members of an orbit agree on.
+"""The canonical frame of a stream: the rotation, permutation or signs that all members of an orbit agree on.
 
 A rotation is determined by vectors that rotate with the stream: the rows of the tables whose other axis nothing moves
-(tokens, positions, classes), and where these do not span the stream, their images under the layers.
+(tokens, positions, classes), and where these do not span the stream, their images under the layers. Of several streams
+each has its frame in turn, and a tensor from an earlier one, in its frame, is a table of the later one.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import numpy as np
@@ -13,13 +14,21 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.compare.uncertainty import Doubt, large_doubts, noise_of, rotation_uncertainty, swap_uncertainty, ties
+from isobasin.compare.uncertainty import (
+    LIMIT,
+    Doubt,
+    large_doubts,
+    noise_of,
+    rotation_uncertainty,
+    swap_uncertainty,
+    ties,
+)
 from isobasin.groups import Element, Monomial
 from isobasin.shapes import Float
 from isobasin.symmetries import group_of
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attention_matrices
-from isobasin.symmetries.normal_form import NormalForm, holding_constants, stream_axis, unit_rows
+from isobasin.symmetries.normal_form import NormalForm, constant_axis, holding_constants, unit_rows
 
 TABLE_ROWS = 4096  # rows of a table that are processed at once
 RANK_THRESHOLD = 1e-8  # smallest eigenvalue of XᵀX relative to the largest, below which layers contribute to the frame
@@ -37,11 +46,12 @@ class Frame:
 
 
 def in_frame(model: NormalForm, frame: Action, name: str, tensor: Tensor) -> Tensor:
-    """A tensor moved by the element of the stream; constants along the all-ones vector keep their sign."""
+    """A tensor moved by the elements of streams; constants along the all-ones vector keep their sign."""
     moved = frame.tensor(name, tensor)
-    if frame.ones_factor(model.arch.stream.name) > 0 or name not in holding_constants(model.arch):
+    if name not in holding_constants(model.arch):
         return moved
-    return moved - 2 * moved.mean(stream_axis(model.arch, name), keepdim=True)
+    axis, stream = constant_axis(model.arch, name)
+    return moved if frame.ones_factor(stream) > 0 else moved - 2 * moved.mean(axis, keepdim=True)
 
 
 def fixed_numbers(label: str, *shape: int) -> Tensor:
@@ -56,36 +66,50 @@ def fixed_numbers(label: str, *shape: int) -> Tensor:
     return torch.from_numpy((2 * uniform - 1) * 3**0.5).reshape(shape)
 
 
-def stream_frame(model: NormalForm) -> Frame:
-    """The element that brings the stream to its canonical frame, by rotation, permutation or signs as its group allows.
+def stream_frames(model: NormalForm) -> dict[str, Frame]:
+    """The elements that bring the streams to their canonical frames, by rotation, permutation or signs as their groups
+    allow.
 
     A rotation brings whitened rows X closest to fixed numbers. Unlike eigenvectors it needs no choice of signs, and
     equal eigenvalues do not matter.
     """
-    space = model.arch.stream
-    if space.rotates:
-        return _rotation(model, space)
-    if space.kind == "fixed":
-        return Frame(group_of(space).identity())
-    return _coordinate_order(model, space)
+    found: dict[str, Frame] = {}
+    for name, space in model.arch.streams.items():
+        known = Action(model.arch, {earlier: frame.element for earlier, frame in found.items()})
+        if space.kind == "fixed":
+            found[name] = Frame(group_of(space).identity())
+        else:
+            found[name] = (_rotation if space.rotates else _coordinate_order)(model, space, known)
+        earlier = max((f.uncertainty for f in found.values() if f.uncertainty <= LIMIT), default=0.0)
+        found[name] = replace(found[name], uncertainty=max(found[name].uncertainty, earlier))
+    return found
 
 
-def tables(arch: Architecture, names: tuple[str, ...]) -> Iterator[tuple[str, int, bool]]:
-    """Tensors with one axis on the stream and nothing that moves on the others: name, axis, and whether it is a gain
-    (which has no sign)."""
+def tables(
+    arch: Architecture, names: tuple[str, ...], stream: str, known: Collection[str] = ()
+) -> Iterator[tuple[str, int, bool]]:
+    """Tensors with one axis on the stream and nothing that moves on the others, but for streams that are known: name,
+    axis, and whether it is a gain (which has no sign)."""
     for name in names:
-        found = [(axis, words.terms) for axis, words in enumerate(arch.tensors[name].roles[0].axes) if words.terms]
-        if len(found) == 1 and [arch.space_of(term).name for term in found[0][1]] == [arch.stream.name]:
-            yield name, found[0][0], found[0][1][0].permutation_part
+        axes = [(axis, words.terms) for axis, words in enumerate(arch.tensors[name].roles[0].axes) if words.terms]
+        spaces = [[arch.space_of(term).name for term in terms] for _, terms in axes]
+        on_stream = [axis for axis, each in zip(axes, spaces) if each == [stream]]
+        others = [each for each in spaces if each != [stream]]
+        if len(on_stream) == 1 and all(set(each) <= set(known) for each in others):
+            ((axis, (term,)),) = on_stream
+            yield name, axis, term.permutation_part
 
 
-def stream_rows(model: NormalForm, *spaces: str) -> Iterator[tuple[str, Tensor]]:
-    """The rows on the stream of the tables in these blocks that are not gains, in float64."""
+def stream_rows(
+    model: NormalForm, stream: str, spaces: Iterable[str], known: Action | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The rows on a stream of the tables in these blocks that are not gains, in float64; other streams as known."""
+    frame = Action(model.arch, {}) if known is None else known
     for space in spaces:
-        for name, axis, gain in tables(model.arch, model.blocks[space]):
+        for name, axis, gain in tables(model.arch, model.blocks[space], stream, frame.elements):
             if not gain:
-                tensor = model.read(name)
-                yield name, tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis]).to("cpu", torch.float64)
+                tensor = in_frame(model, frame, name, model.read(name).to("cpu", torch.float64))
+                yield name, tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
 
 
 # -- rotations ------------------------------------------------------------------------------------------------------
@@ -122,16 +146,16 @@ class _Rows:
         return bool(values[-self.free] > RANK_THRESHOLD * values[-1])
 
 
-def _rotation(model: NormalForm, space: Space) -> Frame:
+def _rotation(model: NormalForm, space: Space, known: Action) -> Frame:
     """The projection of Fᵀ X (XᵀX)^-½ onto the group."""
     found, noise = _Rows(space), noise_of(model.weights)
-    for name, table in stream_rows(model, model.arch.stream.name, *model.spaces):
+    for name, table in stream_rows(model, space.name, (space.name, *model.spaces), known):
         for start in range(0, len(table), TABLE_ROWS):
             found.add(f"{name}:{start}", table[start : start + TABLE_ROWS])
     missing = 0
     if not found.spanning:
-        _add_linear_responses(model, found)
-        missing = 0 if found.spanning else _add_gram_responses(model, found)
+        _add_linear_responses(model, space, found)
+        missing = 0 if found.spanning else _add_gram_responses(model, space, found)
     values, basis = found.eigen()
     kept = values > max(1e-14, min(noise**2, RANK_THRESHOLD / 100)) * values[-1]
     roots = torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0)
@@ -146,16 +170,24 @@ def _rotation(model: NormalForm, space: Space) -> Frame:
     return Frame(element, change, tuple(large_doubts(space.name, reason, change)))
 
 
-def _add_linear_responses(model: NormalForm, found: _Rows) -> None:
+def _add_linear_responses(model: NormalForm, stream: Space, found: _Rows) -> None:
     """Add the images of the tables under one layer after the other until they span the stream."""
     rows = found.centre @ found.product @ found.centre
-    for name in model.spaces:
+    for name in (name for name in model.spaces if _is_between(model, name, stream)):
         image = _linear_response(model, name, rows)
         if image is None:
             continue
         rows = found.add_image(f"through {name}", image @ found.centre)
         if found.spanning:
             break
+
+
+def _is_between(model: NormalForm, name: str, stream: Space) -> bool:
+    """Whether a layer reads from a stream and writes to it, and to no other."""
+    place, arch = model.arch.spaces[name], model.arch
+    if isinstance(place, HeadSpace):
+        return set(arch.head_streams(place)) == {stream}
+    return {arch.stream_of(tensor) for tensor in model.blocks[name] if len(arch.shapes[tensor]) > 1} <= {stream, None}
 
 
 def _linear_response(model: NormalForm, space: str, rows: Tensor) -> Tensor | None:
@@ -184,7 +216,7 @@ def _unless_empty(image: Tensor, *factors: Tensor) -> Tensor | None:
     return image if float(image.norm()) > EMPTY * size else None
 
 
-def _add_gram_responses(model: NormalForm, found: _Rows) -> int:
+def _add_gram_responses(model: NormalForm, stream: Space, found: _Rows) -> int:
     """Add images under XᵀX for every balanced matrix X on the stream, until nothing new appears.
 
     The number of directions that are still missing and that some layer reads or writes.
@@ -192,7 +224,7 @@ def _add_gram_responses(model: NormalForm, found: _Rows) -> int:
     rows, known, grew = found.centre @ found.product @ found.centre, _span(found), True
     while grew:
         grew = False
-        for label, x in _on_stream(model):
+        for label, x in _on_stream(model, stream):
             image = (rows @ x.mT @ x) @ found.centre
             new = image - image @ known @ known.mT
             if float(new.norm()) > NEW * float(image.norm()):
@@ -201,7 +233,7 @@ def _add_gram_responses(model: NormalForm, found: _Rows) -> int:
             if known.shape[1] == found.free:
                 return 0
     outside = found.centre - known @ known.mT
-    sizes = [(float((x @ outside).square().sum()), float(x.square().sum())) for _, x in _on_stream(model)]
+    sizes = [(float((x @ outside).square().sum()), float(x.square().sum())) for _, x in _on_stream(model, stream)]
     seen, whole = map(sum, zip(*sizes, strict=True))
     return found.free - known.shape[1] if seen > EMPTY * whole else 0
 
@@ -211,39 +243,41 @@ def _span(found: _Rows) -> Float[Tensor, "d k"]:
     return basis[:, values > RANK_THRESHOLD * values[-1]]
 
 
-def _on_stream(model: NormalForm) -> Iterator[tuple[str, Float[Tensor, "m d"]]]:
+def _on_stream(model: NormalForm, stream: Space) -> Iterator[tuple[str, Float[Tensor, "m d"]]]:
     """The balanced matrices of all blocks with an axis on the stream, one row for every column of a head and every
     unit; without means where the stream has a sign of its own, since means hold constants there."""
-    stream = model.arch.stream
     for space in model.spaces:
-        for index, x in enumerate(_block_on_stream(model, space)):
+        for index, x in enumerate(_block_on_stream(model, space, stream)):
             centred = x - x.mean(1, keepdim=True) if stream.kind == "permutation±" else x
             yield f"through {space} {index}", centred
 
 
-def _block_on_stream(model: NormalForm, space: str) -> Iterator[Float[Tensor, "m d"]]:
-    place, width = model.arch.spaces[space], model.arch.stream.size
+def _block_on_stream(model: NormalForm, space: str, stream: Space) -> Iterator[Float[Tensor, "m d"]]:
+    place, width = model.arch.spaces[space], stream.size
     tensors = {name: t.to("cpu", torch.float64) for name, t in model.block(space).items()}
     if isinstance(place, HeadSpace):
         m = attention_matrices(model.arch, place, tensors)
-        yield from (x[:, :width].mT.flatten(0, 1) for x in (m.q, m.k, m.v, m.o))
+        matrices = zip((m.q, m.k, m.v, m.o), model.arch.head_streams(place))
+        yield from (x[:, :width].mT.flatten(0, 1) for x, on in matrices if on == stream)
     else:
-        yield from (rows for _, rows, _ in unit_rows(model.arch, space, tensors) if rows.shape[1] == width)
+        for name, rows, _ in unit_rows(model.arch, space, tensors):
+            if rows.shape[1] == width and model.arch.stream_of(name) in (stream, None):
+                yield rows
 
 
 # -- permutations and signs -----------------------------------------------------------------------------------------
 
 
-def _coordinate_order(model: NormalForm, space: Space) -> Frame:
+def _coordinate_order(model: NormalForm, space: Space, known: Action) -> Frame:
     """Coordinates sorted by the products of their columns with fixed numbers; signs where the stream has them.
 
     Where only the common sign is free, the mean is subtracted first: it holds a constant (see `with_unit_shift`) that
     does not change with the sign of the stream. Where two coordinates have the same product, the layers are added.
     """
-    noise, (signed, unsigned, columns) = noise_of(model.weights), _coordinate_keys(model, space)
+    noise, (signed, unsigned, columns) = noise_of(model.weights), _coordinate_keys(model, space, known)
     element, pairs, weak = _sorted(space, signed, unsigned, noise * columns.norm(dim=1))
     if pairs or weak:
-        response, used = _coordinate_response(model, signed)
+        response, used = _coordinate_response(model, space, signed)
         signed = signed / signed.norm().clamp_min(1e-300) + response / response.norm().clamp_min(1e-300)
         element, pairs, weak = _sorted(space, signed, unsigned, noise * (used > 0))
         columns = torch.cat([columns, used[:, None]], 1)
@@ -253,22 +287,22 @@ def _coordinate_order(model: NormalForm, space: Space) -> Frame:
     return Frame(element, noise, tuple(doubts))
 
 
-def _coordinate_keys(model: NormalForm, space: Space) -> tuple[Tensor, Tensor, Tensor]:
+def _coordinate_keys(model: NormalForm, space: Space, known: Action) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of tables and of gains with fixed numbers, and the columns of all tables, one row for each coordinate."""
     signed, unsigned = (torch.zeros(space.size, dtype=torch.float64) for _ in range(2))
     columns = []
-    for name, rows in stream_rows(model, model.arch.stream.name, *model.spaces):
+    for name, rows in stream_rows(model, space.name, (space.name, *model.spaces), known):
         signed += fixed_numbers(name, len(rows)) @ rows / len(rows) ** 0.5
         columns.append(rows.mT / len(rows) ** 0.5)
-    for name, _, gain in tables(model.arch, model.blocks[model.arch.stream.name]):
+    for name, _, gain in tables(model.arch, model.blocks[space.name], space.name):
         unsigned += fixed_numbers(name, 1) * model.read(name).to("cpu", torch.float64) if gain else 0
     return signed, unsigned, torch.cat([*columns, unsigned[:, None]], 1)
 
 
-def _coordinate_response(model: NormalForm, vector: Tensor) -> tuple[Tensor, Tensor]:
+def _coordinate_response(model: NormalForm, stream: Space, vector: Tensor) -> tuple[Tensor, Tensor]:
     """The vector times XᵀX, for every balanced matrix X on the stream, in fixed proportions; and the size of all X."""
     total, used = torch.zeros_like(vector), torch.zeros_like(vector)
-    for label, x in _on_stream(model):
+    for label, x in _on_stream(model, stream):
         total += fixed_numbers(label, 1) * (vector @ x.mT @ x)
         used += x.square().sum(0)
     return total, used

@@ -141,8 +141,8 @@ class FixedHeadAligner:
         The matrices are in normal form, the stream of B moved to A's.
         """
         problem = AlignmentProblem(self.a, self.b, self._part, WeightMatching(), CPU)
-        stream = self.b.arch.stream.name
-        action = Action(self.b.arch, {name: g for name, g in self._other_elements.items() if name == stream})
+        streams = self.b.arch.streams
+        action = Action(self.b.arch, {name: g for name, g in self._other_elements.items() if name in streams})
         found = {}
         for heads in self.layers:
             first, second = (form.block(heads.name) for form in (problem.form_a, problem.form_b))

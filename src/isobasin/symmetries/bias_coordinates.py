@@ -305,11 +305,12 @@ def value_biases(arch: Architecture) -> list[ValueBias]:
 
 
 def sum_shares(arch: Architecture) -> list[SumShare | TiedShare]:
-    stream = arch.stream
-    kinds = {norm.kind for norm in arch.norms.values() if norm.space == stream.name}
     found: list[SumShare | TiedShare] = []
     for item in arch.sums:
         if item.along is None:
+            stream = arch.stream_of(item.give[0][0])
+            assert stream is not None, item.name
+            kinds = {norm.kind for norm in arch.norms.values() if norm.space == stream.name}
             found.append(SumShare(item, stream.name, stream.size, kinds == {"layer"}))
             continue
         norm, bias = arch.norms[item.along], arch.bias_of(item.give[0][0])

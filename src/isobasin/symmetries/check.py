@@ -86,7 +86,7 @@ def _parts(drawn: Transform, weights: Weights) -> dict[str, Transform]:
         label: replace(
             drawn,
             elements={n: drawn.elements[n] for n in names},
-            gauge=still if weights.arch.stream.name in names else {},
+            gauge=still if set(names) & set(weights.arch.streams) else {},
         )
         for label, names in kinds.items()
     }

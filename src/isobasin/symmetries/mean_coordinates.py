@@ -227,7 +227,7 @@ def router_means(arch: Architecture) -> list[RouterMean]:
     found = []
     for norm in arch.norms.values():
         readers = [reader for reader in arch.readers(norm.name) if reader.weight in arch.routers]
-        found += [RouterMean(reader, norm, arch.stream.size) for reader in readers]
+        found += [RouterMean(reader, norm, arch.streams[norm.space].size) for reader in readers]
     return found
 
 

@@ -309,9 +309,9 @@ class LayerScale(Coordinate):
 
 
 def layer_scales(arch: Architecture) -> list[LayerScale]:
-    stream = arch.stream
     return [
         LayerScale(scale, writer, stream.name, stream.size)
+        for stream in arch.streams.values()
         for writer in arch.writers(stream.name)
         if (scale := arch.scale_of(writer.weight))
     ]

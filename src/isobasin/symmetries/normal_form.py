@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, HeadSpace
+from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.groups import Element, Monomial
 from isobasin.groups.monomial import balance
 from isobasin.symmetries.action import Action
@@ -105,8 +105,8 @@ class NormalForm:
 
     @property
     def spaces(self) -> list[str]:
-        """All blocks except that of the stream (embeddings and head), layers in their order."""
-        return [space for space in self.blocks if space != self.arch.stream.name]
+        """All blocks except those of streams (embeddings and head), layers in their order."""
+        return [space for space in self.blocks if space not in self.arch.streams]
 
     @cached_property
     def transform(self) -> Transform:
@@ -137,7 +137,7 @@ class NormalForm:
         """For alignment, without constants that a sign of the stream leaves as they are."""
         if self.convention == "comparison" or name not in holding_constants(self.arch) or self.arch.tied(name):
             return tensor
-        return tensor - tensor.mean(stream_axis(self.arch, name), keepdim=True)
+        return tensor - tensor.mean(constant_axis(self.arch, name)[0], keepdim=True)
 
     def folded(self, space: str) -> dict[str, Tensor]:
         """The tensors of a block, folded but not balanced."""
@@ -161,7 +161,7 @@ class NormalForm:
         if space in self._kept:
             return self._kept[space]
         element, tensors = None, self.folded(space)
-        if space != self.arch.stream.name and space in self.part.groups:
+        if space not in self.arch.streams and space in self.part.groups:
             element = self._balancing(space, tensors)
             if self._is_balanced(space):
                 action = Action(self.arch, {space: element}, in_type=self.convention == "alignment")
@@ -174,7 +174,7 @@ class NormalForm:
 
     def pieces(self, space: str) -> Iterator[Mapping[str, Tensor]]:
         """The same tensors part by part: those of the stream alone are tall, and come a few rows at a time."""
-        if space != self.arch.stream.name or self.held or space in self._kept:
+        if space not in self.arch.streams or self.held or space in self._kept:
             yield self.block(space)
             return
         for name in self.blocks[space]:
@@ -184,7 +184,7 @@ class NormalForm:
 
     def balance(self, space: str) -> Element:
         """The element that balanced a space."""
-        if space == self.arch.stream.name or not self._is_balanced(space):
+        if space in self.arch.streams or not self._is_balanced(space):
             return self.part.groups[space].identity()
         return self._balancing(space, self.folded(space))
 
@@ -210,20 +210,20 @@ class NormalForm:
 
 def block_tensors(arch: Architecture) -> dict[str, tuple[str, ...]]:
     """Tensor names by block: as `Architecture.blocks`, but vectors of the stream go to the layer they belong to."""
-    stream = arch.stream.name
     found = {space: list(names) for space, names in arch.blocks.items()}
-    home = {name: space for space, names in found.items() if space != stream for name in names}
+    home = {name: space for space, names in found.items() if space not in arch.streams for name in names}
     for weight, space in list(home.items()):
         bias = arch.bias_of(weight)
         home |= {bias: space} if bias is not None and bias not in home else {}
     for norm in arch.norms.values():
-        space = next((home[r.weight] for r in arch.readers(norm.name) if r.weight in home), stream)
+        space = next((home[r.weight] for r in arch.readers(norm.name) if r.weight in home), norm.space)
         home |= {name: space for name in (norm.gain, norm.shift) if name in arch.tensors and name not in home}
-    for name in list(found[stream]):
-        if home.get(name, stream) != stream:
-            found[stream].remove(name)
-            found[home[name]].append(name)
-    return {space: tuple(names) for space, names in found.items() if names or space == stream}
+    for stream in arch.streams:
+        for name in list(found[stream]):
+            if home.get(name, stream) != stream:
+                found[stream].remove(name)
+                found[home[name]].append(name)
+    return {space: tuple(names) for space, names in found.items() if names or space in arch.streams}
 
 
 def norms_without_bias(arch: Architecture) -> dict[str, NormCoordinate]:
@@ -236,17 +236,24 @@ def norms_without_bias(arch: Architecture) -> dict[str, NormCoordinate]:
 def holding_constants(arch: Architecture) -> frozenset[str]:
     """Readers without a bias, which hold a constant along the all-ones vector, and the shifts of their norms: where the
     stream has a sign, that component does not change with it, unlike the others."""
-    if arch.stream.kind != "permutation±":
-        return frozenset()
-    norms = norms_without_bias(arch).values()
+    norms = [c for c in norms_without_bias(arch).values() if _has_one_sign(arch.spaces[c.norm.space])]
     readers = {reader.weight for norm in norms for reader in norm.readers if reader.bias is None}
     return frozenset(readers | {norm.norm.shift for norm in norms})
 
 
-def stream_axis(arch: Architecture, name: str) -> int:
-    """The axis of a tensor that lies on the stream, or reads it through a norm."""
-    axes = arch.tensors[name].roles[0].axes
-    return next(k for k, word in enumerate(axes) if word.terms and arch.space_of(word.terms[0]) == arch.stream)
+def constant_axis(arch: Architecture, name: str) -> tuple[int, str]:
+    """The axis of a tensor along which it holds a constant, and the stream there."""
+    found = [
+        (k, word.terms[0])
+        for k, word in enumerate(arch.tensors[name].roles[0].axes)
+        if word.terms and _has_one_sign(arch.space_of(word.terms[0]))
+    ]
+    axis, term = max(found, key=lambda each: each[1].dual)  # of two streams, the one that it reads
+    return axis, arch.space_of(term).name
+
+
+def _has_one_sign(space: Space | HeadSpace) -> bool:
+    return isinstance(space, Space) and space.stream and space.kind == "permutation±"
 
 
 def with_unit_shift(weights: Weights) -> Weights:

@@ -84,7 +84,7 @@ class Symmetry:
 
     @property
     def moves_stream(self) -> bool:
-        return self.arch.stream.name in self.groups
+        return any(stream in self.groups for stream in self.arch.streams)
 
     @property
     def tensors(self) -> frozenset[str]:

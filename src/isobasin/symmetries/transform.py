@@ -95,8 +95,8 @@ class Transform:
             if action.rotates(norm.space) and f"norm:{norm.name}" not in self.gauge:
                 _check_constant(norm, weights)
         for scale in weights.arch.scales:
-            if action.rotates(weights.arch.stream.name) and f"scale:{scale}" not in self.gauge:
-                _check_scale(scale, weights)
+            if f"scale:{scale}" not in self.gauge and scale in weights.arch.tensors:
+                _check_scale(scale, weights, action)
 
     def check_elements(self) -> None:
         """Every element lies in the group of its space, and every number is finite."""
@@ -220,19 +220,19 @@ def _check_constant(norm: Norm, weights: Weights) -> None:
         )
 
 
-def _check_scale(scale: str, weights: Weights) -> None:
-    if scale in weights.arch.tensors and not bool((weights[scale] == weights[scale][0]).all()):
+def _check_scale(scale: str, weights: Weights, action: Action) -> None:
+    (stream,) = weights.arch.spaces_of(scale)
+    if action.rotates(stream) and not bool((weights[scale] == weights[scale][0]).all()):
         raise TransformError(
-            f"{scale}: the transform rotates {weights.arch.stream.name}, but this scale is not folded; add the "
-            f"coordinate scale:{scale}"
+            f"{scale}: the transform rotates {stream}, but this scale is not folded; add the coordinate scale:{scale}"
         )
 
 
 def _words(spaces: Mapping[str, Space | HeadSpace]) -> str:
     attention = [space for space in spaces.values() if isinstance(space, HeadSpace)]
-    stream = next((space for space in spaces.values() if isinstance(space, Space) and space.stream), None)
+    streams = [space for space in spaces.values() if isinstance(space, Space) and space.stream]
     heads = attention[0] if attention else None
     count = f"{heads.n_heads}/{heads.n_kv_heads} heads of {heads.d_head}" if heads else "no heads"
-    groups = [str(group_of(space)) for space in (stream, heads) if space is not None]
-    width = stream.size if stream else "?"
+    groups = [str(group_of(space)) for space in (*streams, heads) if space is not None]
+    width = " and ".join(str(stream.size) for stream in streams) or "?"
     return f"{len(attention)} layers, width {width}, {count}, groups {' and '.join(groups)}"

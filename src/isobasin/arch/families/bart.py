@@ -25,14 +25,62 @@ class _Layer:
     attention: str
     cross: str
     units: str
+    stream: str
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The layers of an encoder and a decoder: norms, weights, heads and units. `source` is the norm that keys and
+    values of cross attention read, `last` that of the head."""
+
+    norms: dict[str, str]
+    modules: dict[str, str]
+    heads: list[HeadSpace]
+    units: list[Space]
+    sizes: Sizes
+    source: str
+    last: str
+
+
+def stacks(
+    c: Fields, *, pre_norm: bool, bare: bool, streams: tuple[str, str] = ("resid", "resid"), defaults: tuple[int, ...]
+) -> Stacks:
+    """Both stacks, each on its stream; `defaults` are the numbers of layers, of heads and of units."""
+    names = ("encoder", "decoder")
+    d, kind = c.size("d_model"), units_kind(c.word("activation_function", "gelu"))
+    n_layers, n_heads, d_ff = (
+        {stack: c.size(f"{stack}_{key}", default) for stack in names}
+        for key, default in zip(("layers", "attention_heads", "ffn_dim"), defaults, strict=True)
+    )
+    exposed, n = ", exposed" if bare else "", sum(n_layers.values())
+    source, last = ("e", "f") if pre_norm else (f"o{n_layers['encoder'] - 1}", f"o{n - 1}")
+    norms: dict[str, str] = {}
+    modules: dict[str, str] = {}
+    heads: list[HeadSpace] = []
+    units: list[Space] = []
+    for stack, stream, start in zip(names, streams, (0, n_layers["encoder"])):
+        layers = [_layer(stack, stream, k, start + k, pre_norm) for k in range(n_layers[stack])]
+        norms |= _pre_norms(stack, stream, layers, exposed) if pre_norm else _post_norms(stack, layers, exposed)
+        h, d_head = n_heads[stack], c.d_head(n_heads[stack], d, key=None)
+        for layer in layers:
+            i = layer.i
+            modules |= _attention(layer, "self_attn", f"qk{i}", f"vo{i}", layer.attention, layer.attention)
+            heads.append(
+                HeadSpace(f"heads{i}", h, h, d_head, layer=i, stack=stack, qk=f"qk{i}", vo=f"vo{i}", label="heads")
+            )
+            if stack == "decoder":
+                modules |= _attention(layer, "encoder_attn", f"xqk{i}", f"xvo{i}", layer.cross, source)
+                faces = {"qk": f"xqk{i}", "vo": f"xvo{i}", "label": "cross heads", "stack": stack}
+                heads.append(HeadSpace(f"cross{i}", h, h, d_head, layer=i, **faces))  # type: ignore[arg-type]
+            modules |= {f"{layer.place}.fc1": f"ff{i} {layer.units}*", f"{layer.place}.fc2": f"{stream} ff{i}*"}
+            units.append(Space(f"ff{i}", d_ff[stack], kind, layer=i, stack=stack, label="ff"))
+    sizes = Sizes(n, n_heads["encoder"], n_heads["encoder"], d, d // n_heads["encoder"], d_ff["encoder"])
+    return Stacks(norms, modules, heads, units, sizes, source, last)
 
 
 def bart(config: Mapping[str, Any], *, pre_norm: bool = False) -> Architecture:
     c = Fields(config)
     d, vocab, head = c.size("d_model"), c.size("vocab_size"), c.architecture.partition("For")[2]
-    n_encoder, n_decoder = c.size("encoder_layers", 12), c.size("decoder_layers", 12)
-    n_heads = {stack: c.size(f"{stack}_attention_heads", 16) for stack in ("encoder", "decoder")}
-    d_ff = {stack: c.size(f"{stack}_ffn_dim", 4096) for stack in ("encoder", "decoder")}
     bare = c.architecture.endswith("Model")
     tied = not bare and head in ("ConditionalGeneration", "")
     if not c.flag("tie_word_embeddings", True):
@@ -40,31 +88,11 @@ def bart(config: Mapping[str, Any], *, pre_norm: bool = False) -> Architecture:
             "config.json: tie_word_embeddings is false; models with word tables of their own for encoder, decoder and "
             "head are not supported"
         )
-    exposed = ", exposed" if bare else ""
-    last = "f" if pre_norm else f"o{n_encoder + n_decoder - 1}"
-    source = "e" if pre_norm else f"o{n_encoder - 1}"
-    encoder = [_layer("encoder", k, k, pre_norm) for k in range(n_encoder)]
-    decoder = [_layer("decoder", k, n_encoder + k, pre_norm) for k in range(n_decoder)]
-    norms: dict[str, str] = {}
-    modules: dict[str, str] = {}
-    heads: list[HeadSpace] = []
-    spaces: list[Space] = []
-    for stack, layers in (("encoder", encoder), ("decoder", decoder)):
-        norms |= _pre_norms(stack, layers, exposed) if pre_norm else _post_norms(stack, layers, exposed)
-        for layer in layers:
-            i, h = layer.i, n_heads[stack]
-            modules |= _attention(f"{layer.place}.self_attn", f"qk{i}", f"vo{i}", layer.attention, layer.attention)
-            d_head = c.d_head(h, d, key=None)
-            heads.append(
-                HeadSpace(f"heads{i}", h, h, d_head, layer=i, stack=stack, qk=f"qk{i}", vo=f"vo{i}", label="heads")
-            )
-            if stack == "decoder":
-                modules |= _attention(f"{layer.place}.encoder_attn", f"xqk{i}", f"xvo{i}", layer.cross, source)
-                faces = {"qk": f"xqk{i}", "vo": f"xvo{i}", "label": "cross heads", "stack": stack}
-                heads.append(HeadSpace(f"cross{i}", h, h, d_head, layer=i, **faces))  # type: ignore[arg-type]
-            modules |= {f"{layer.place}.fc1": f"ff{i} {layer.units}*", f"{layer.place}.fc2": f"resid ff{i}*"}
-            kind = units_kind(c.word("activation_function", "gelu"))
-            spaces.append(Space(f"ff{i}", d_ff[stack], kind, layer=i, stack=stack, label="ff"))
+    layers = stacks(c, pre_norm=pre_norm, bare=bare, defaults=(12, 16, 4096))
+    last, norms, modules = layers.last, layers.norms, layers.modules
+    if pre_norm:  # the norm on the embeddings is read by nothing: it writes to the stream
+        places = {stack: f"model.{stack}.layernorm_embedding" for stack in ("encoder", "decoder")}
+        norms = {f"n_{stack}": f"layer(resid, {place})" for stack, place in places.items()} | norms
     tensors = {"model.shared.weight": f".{vocab} resid & .{vocab} {last}*" if tied else f".{vocab} resid"}
     # The table begins with two rows that are never read.
     n_positions = c.size("max_position_embeddings", 1024) + 2
@@ -79,15 +107,13 @@ def bart(config: Mapping[str, Any], *, pre_norm: bool = False) -> Architecture:
     return build(
         family=c.word("model_type", "bart"),
         positions="learned",
-        sizes=Sizes(
-            n_encoder + n_decoder, n_heads["encoder"], n_heads["encoder"], d, d // n_heads["encoder"], d_ff["encoder"]
-        ),
+        sizes=layers.sizes,
         spaces=[
             Space("resid", d, "fixed" if bare else "permutation±", stream=True),
-            *spaces,
+            *layers.units,
             *([Space("pool", d, "signed")] if head == "SequenceClassification" else []),
         ],
-        heads=heads,
+        heads=layers.heads,
         norms=norms,
         modules=modules,
         tensors=tensors,
@@ -95,23 +121,22 @@ def bart(config: Mapping[str, Any], *, pre_norm: bool = False) -> Architecture:
     )
 
 
-def _layer(stack: str, k: int, i: int, pre_norm: bool) -> _Layer:
+def _layer(stack: str, stream: str, k: int, i: int, pre_norm: bool) -> _Layer:
     place = f"model.{stack}.layers.{k}"
     if pre_norm:
-        return _Layer(i, place, f"a{i}", f"c{i}", f"m{i}")
+        return _Layer(i, place, f"a{i}", f"c{i}", f"m{i}", stream)
     before = f"o{i - 1}" if k else f"n_{stack}"
-    return _Layer(i, place, before, f"s{i}", f"s{i}" if stack == "encoder" else f"c{i}")
+    return _Layer(i, place, before, f"s{i}", f"s{i}" if stack == "encoder" else f"c{i}", stream)
 
 
-def _pre_norms(stack: str, layers: list[_Layer], exposed: str) -> dict[str, str]:
-    """The norm on the embeddings is read by nothing: it writes to the stream."""
-    norms = {f"n_{stack}": f"layer(resid, model.{stack}.layernorm_embedding)"}
+def _pre_norms(stack: str, stream: str, layers: list[_Layer], exposed: str) -> dict[str, str]:
+    norms = {}
     for layer in layers:
-        norms[layer.attention] = f"layer(resid, {layer.place}.self_attn_layer_norm)"
-        norms[layer.units] = f"layer(resid, {layer.place}.final_layer_norm)"
+        norms[layer.attention] = f"layer({stream}, {layer.place}.self_attn_layer_norm)"
+        norms[layer.units] = f"layer({stream}, {layer.place}.final_layer_norm)"
         if stack == "decoder":
-            norms[layer.cross] = f"layer(resid, {layer.place}.encoder_attn_layer_norm)"
-    return norms | {"e" if stack == "encoder" else "f": f"layer(resid, model.{stack}.layer_norm{exposed})"}
+            norms[layer.cross] = f"layer({stream}, {layer.place}.encoder_attn_layer_norm)"
+    return norms | {"e" if stack == "encoder" else "f": f"layer({stream}, model.{stack}.layer_norm{exposed})"}
 
 
 def _post_norms(stack: str, layers: list[_Layer], exposed: str) -> dict[str, str]:
@@ -130,10 +155,9 @@ def _post_norms(stack: str, layers: list[_Layer], exposed: str) -> dict[str, str
     return norms
 
 
-def _attention(place: str, qk: str, vo: str, norm: str, source: str) -> dict[str, str]:
-    return attention_modules(
-        [f"{place}.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")], qk, vo, norm, source
-    )
+def _attention(layer: _Layer, part: str, qk: str, vo: str, norm: str, source: str) -> dict[str, str]:
+    names = [f"{layer.place}.{part}.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
+    return attention_modules(names, qk, vo, norm, source, layer.stream)
 
 
 FAMILIES = tuple(

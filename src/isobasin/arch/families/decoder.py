@@ -59,10 +59,12 @@ def decoder_head(
     return DecoderHead(tied, bare, tensors | {f"{lm_head}.weight": f".{vocab} f*"}, {}, {}, {})
 
 
-def attention_modules(names: Sequence[str], qk: str, vo: str, norm: str, source: str) -> dict[str, str]:
+def attention_modules(
+    names: Sequence[str], qk: str, vo: str, norm: str, source: str, stream: str = "resid"
+) -> dict[str, str]:
     """The projections of queries, keys, values and outputs, by these names; keys and values read the norm `source`,
     which in cross attention is not that of the queries."""
-    return dict(zip(names, (f"{qk}* {norm}*", f"{qk} {source}*", f"{vo} {source}*", f"resid {vo}*"), strict=True))
+    return dict(zip(names, (f"{qk}* {norm}*", f"{qk} {source}*", f"{vo} {source}*", f"{stream} {vo}*"), strict=True))
 
 
 def parallel_biases(attention: str, feed_forward: str, n_layers: int) -> tuple[Sum, ...]:
