@@ -203,6 +203,33 @@ def test_one_step_outside_the_group_is_seen(name: str) -> None:
                 assert error(name, act(flat, {space.name: swapped})) > SEEN, space.name
 
 
+def test_two_streams_move_apart() -> None:
+    a = mt.weights("whisper-tied")
+    moved = scramble(a, seed=1).elements
+    assert not torch.equal(moved["enc"].tensors()["index"], moved["dec"].tensors()["index"])
+    assert error("whisper-tied", act(a, {"enc": moved["enc"]})) <= EXACT
+    assert error("whisper-tied", act(a, {"enc": moved["enc"], "dec": moved["enc"]})) <= EXACT
+    # A sign of the encoder's stream, which an activation writes, is no symmetry; that of the decoder's is one.
+    turned = step_outside("permutation", a.arch.spaces["enc"].size)
+    assert error("whisper-tied", act(a, {"enc": turned})) > SEEN
+    assert error("whisper-tied", act(a, {"dec": turned})) <= EXACT
+
+
+@pytest.mark.parametrize("name", ["whisper-tied", "bart-tied", "mixtral-untied"])
+def test_layers_with_different_parts_are_not_compared_with_each_other(name: str) -> None:
+    a, b = mt.weights(name), mt.weights(name, seed=1)
+    assert ib.distance(a, a, null_samples=2).score > 0.999
+    with pytest.raises(ib.IsobasinError, match=r"have different parts .*, without --layers"):
+        ib.distance(a, b, layers=True)
+
+
+def test_data_files_are_no_audio(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text")
+    a = mt.weights("whisper-tied")
+    with pytest.raises(ib.IsobasinError, match="a whisper model reads audio"):
+        ib.align(a, to=a, matcher=ib.ActivationMatching(tmp_path / "text.txt"))
+
+
 @pytest.mark.parametrize("name", ["gemma2-untied", "gemma3_text-untied", "bloom-untied"])
 def test_a_norm_that_writes_the_stream_keeps_it_from_rotating(name: str) -> None:
     a = mt.weights(name)

@@ -268,11 +268,6 @@ def score(similarity: float, unrelated: float) -> float:
 
 def layer_similarities(a: NormalForm, b: NormalForm, streams: Elements) -> LayerMatrix:
     """All pairs of layers, given the map between the streams."""
-    if len(a.arch.streams) > 1:
-        raise ArchitectureError(
-            f"a {a.arch.family} model has {len(a.arch.streams)} streams, and layers on different streams can not be "
-            "compared with each other; compare models of the same depth, without --layers"
-        )
 
     def table(role: str) -> Table:
         layers_a, layers_b = ([space.name for space in _layered(model.arch, role)] for model in (a, b))
@@ -415,6 +410,7 @@ def distance(
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     matrix = None
     if layers or not same_depth:
+        _require_equal_layers(a.arch)
         matrix = layer_similarities(one, two, stream_maps(one, two, pairs_by_depth(one, two))[0])
     pairs = [(s, s) for s in one.spaces] if same_depth or matrix is None else matrix.pairs(one, two)
     streams, by_all_blocks = stream_maps(one, two, pairs)
@@ -429,6 +425,15 @@ def distance(
     models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
     null = _null_similarities(one, models, pairs, by_all_blocks, report)
     return _result(a, b, found, null, matrix, seed)
+
+
+def _require_equal_layers(arch: Architecture) -> None:
+    """Refuse a model whose layers have different parts, or different streams."""
+    if len(_layered(arch, "heads")) != len(_layered(arch, "units")) or len(arch.streams) > 1:
+        raise ArchitectureError(
+            f"layers of a {arch.family} model have different parts (an encoder and a decoder, or experts), so they can "
+            "not be compared with each other; compare models of the same depth, without --layers"
+        )
 
 
 def _result(

@@ -318,7 +318,8 @@ def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -
     if not any(held):
         return m
     sides = zip((m.q, m.k, m.v), arch.head_streams(heads), held)
-    return AttentionMatrices(*(_with_last_row(x, stream.size, holds) for x, stream, holds in sides), m.o)
+    q, k, v = (_with_last_row(x, stream.size, holds) for x, stream, holds in sides)
+    return AttentionMatrices(q, k, v, m.o)
 
 
 def _with_last_row(x: Float[Tensor, "h rows n"], width: int, holds: bool) -> Float[Tensor, "h rows1 n"]:

@@ -308,6 +308,11 @@ def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4
     if image := image_shape(weights):
         yield from _pixel_batches(data, weights, image, batch, seed)
         return
+    if weights.family.inputs.features:
+        raise IsobasinError(
+            f"--data: a {weights.family.name} model reads audio, and data files hold text or images; match by weights, "
+            "or pass batches of inputs in Python"
+        )
     if "ForSequenceClassification" in str(weights.config.get("architectures")):
         batch = 1  # without a padding token transformers accepts one text at a time
     limit = min(length, max_length(weights) or length)

@@ -60,6 +60,7 @@ FAMILIES = (
         ("ForConditionalGeneration", "Model"),
         prefix="model.",
         settings={"activation_function": "gelu", "scale_embedding": False, "decoder_attention_heads": 6},
+        rare_settings={"is_causal": None},  # set, it holds for both stacks
         inputs=ModelInputs(decoder=True, features=True),
         bias_flags=(BiasFlag("", False, r"\.k_proj\.bias$"),),
         aliases={
