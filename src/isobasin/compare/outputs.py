@@ -46,7 +46,7 @@ def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Pr
     """The inputs on which both models are run; `brief` uses a single sequence length."""
     shorter = min(a, b, key=_max_length)
     drawn = random_inputs(shorter, n=3, length=min(USUAL_LENGTH, _max_length(shorter)), seed=seed)
-    if "pixel_values" in drawn[0]:
+    if "input_ids" not in drawn[0]:
         structured = {label: drawn[0] | {"pixel_values": x} for label, x in _images(drawn[0]["pixel_values"]).items()}
     else:
         ids_by_label = _token_ids(shorter, seed, brief) | _padded_ids(a, b, drawn[0]["input_ids"].flatten(0, -2)[0])
