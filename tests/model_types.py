@@ -431,9 +431,13 @@ def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([said[name].flatten(1) for name in OUTPUTS if said.get(name) is not None], dim=1)
 
 
+def model_type(name: str) -> ModelType:
+    return next(each for each in MODEL_TYPES if each.name == name)
+
+
 def case(name: str) -> tiny.Case:
     """The configuration as a case of `tiny`."""
-    found = next(each for each in MODEL_TYPES if each.name == name)
+    found = model_type(name)
 
     def some(seed: int) -> dict[str, Tensor]:
         batch = inputs(weights(name), seed=seed)
@@ -446,7 +450,7 @@ def case(name: str) -> tiny.Case:
 
 @cache
 def built(name: str, seed: int = 0) -> Any:
-    return next(each for each in MODEL_TYPES if each.name == name).build(seed)
+    return model_type(name).build(seed)
 
 
 @cache

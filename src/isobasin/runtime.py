@@ -95,7 +95,9 @@ def _with_image(weights: Weights, inputs: Inputs, rng: torch.Generator) -> Input
         if images.tokens:
             n_tokens = int(getattr(config, images.tokens))
         elif hasattr(config, "vision_feature_select_strategy"):
-            n_tokens += (vision.model_type == "clip_vision_model") - (config.vision_feature_select_strategy == "default")
+            n_tokens += (vision.model_type == "clip_vision_model") - (
+                config.vision_feature_select_strategy == "default"
+            )
     ids, token = inputs["input_ids"], int(config.image_token_id)
     text = torch.where(ids == token, (token + 1) % max(2, vocabulary_size(weights)), ids)
     start, end = text.tensor_split(2, dim=-1)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from isobasin.alignment.heads import HeadMatcher
 from isobasin.arch import Architecture, HeadSpace, Placement, Space, identity_fields
+from isobasin.config_keys import part_settings
 from isobasin.errors import ArchitectureError
 from isobasin.groups import Element, Overlap
 from isobasin.shapes import Float
@@ -51,6 +52,10 @@ def check_comparable(a: Weights, b: Weights) -> None:
     for key, value in a.settings.items():
         if value != b.settings.get(key):
             _refuse(f"config.json: {key}", value, b.settings.get(key))
+    parts_a, parts_b = part_settings(a), part_settings(b)
+    for key in sorted({**parts_a, **parts_b}):
+        if parts_a.get(key) != parts_b.get(key):
+            _refuse(f"config.json: {key}", parts_a.get(key), parts_b.get(key))
 
 
 def _weights(model: Weights) -> set[str]:

@@ -161,7 +161,10 @@ def invariants(weights: Weights) -> Tensor:
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES)}
     products: list[_Product] = []
     found["ends"].append((sketch.left * sketch.right).mean(1) * sketch.left.shape[1] ** 0.5)
-    found["vectors"] += _vector_features(model, stream, model.without_space() | model.folded(stream), sketch)
+    copied = set(weights.arch.copied_tensors)
+    plain = {name: tensor for name, tensor in model.without_space().items() if name not in copied}
+    found["vectors"] += _vector_features(model, stream, plain | model.folded(stream), sketch)
+    found["vectors"] += _copied_features(weights)
     found["vectors"] += [_plain(f"constants {name}", values) for name, values in sketch.constants.items()]
     for space in model.spaces:
         place = weights.arch.spaces[space]
@@ -361,6 +364,18 @@ def _vector_features(model: NormalForm, space: str, tensors: Tensors, sketch: _S
             yield _ratio((sketch.left * sketch.right) @ (x - x.mean()), x.norm())
         elif x.dim() == 1 and space != model.arch.stream.name:
             yield sketch.left @ x / len(x) ** 0.5 / (x.square().mean().sqrt() + SOFTENING * sketch.scale)
+
+
+def _copied_features(weights: Weights) -> Iterator[Tensor]:
+    """Parts that nothing moves (a vision tower): their tensors with fixed numbers, in one sum that is not divided by
+    their number, so that a change of one of them is seen."""
+    found = []
+    for name in weights.arch.copied_tensors:
+        x = weights[name].to("cpu", torch.float64).flatten()
+        found.append(_ratio(x @ fixed_numbers(f"copied {name}", x.numel(), EACH), x.norm()))
+        found.append(_log_root(x.square().mean()).expand(EACH))
+    if found:
+        yield (fixed_numbers("signs copied", len(found), EACH).sign() * torch.stack(found)).sum(0)
 
 
 def _plain(label: str, x: Float[Tensor, " n"]) -> Tensor:
