@@ -43,7 +43,8 @@ class ModelType:
     @property
     def config_class(self) -> str:
         stem = self.model.partition("For")[0].removesuffix("Model").removesuffix("LMHead").removesuffix("Encoder")
-        return "Gemma3TextConfig" if self.family == "gemma3_text" else f"{stem}Config"
+        text = stem == "Gemma3" and "vision_config" not in self.config
+        return "Gemma3TextConfig" if text else f"{stem}Config"
 
     def build(self, seed: int = 0) -> Any:
         import transformers

@@ -118,12 +118,13 @@ class TextPart:
         family = self.families.get(kind) if isinstance(kind, str) else None
         if family is None:
             raise ArchitectureError(
-                f"config.json: the model_type of text_config is {kind!r:.80}, expected one of {', '.join(self.families)}"
+                f"config.json: the model_type of text_config is {kind!r:.80}, expected one of "
+                f"{', '.join(self.families)}"
             )
         tied, usual = config.get("tie_word_embeddings"), self.defaults.get(family.name, {})
         if self.tied is None:
             tied = bool(tied) or bool(nested.get("tie_word_embeddings"))
-        own = {"model_type": family.name, "architectures": [family.model_class]}
+        own: dict[str, Any] = {"model_type": family.name, "architectures": [family.model_class]}
         own["tie_word_embeddings"] = self.tied if tied is None else tied
         given = {key: value for key, value in nested.items() if value is not None or key not in usual}
         return family, ChainMap(own, dict(self.prepared(given)), dict(usual))

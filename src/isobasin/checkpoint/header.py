@@ -63,8 +63,8 @@ def output_dtype(policy: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str | torch.dtype) -> dict[str, Any]:
-    """A copy of `config` that names `dtype` under the keys that it uses ("keep" changes nothing), also in the configs of
-    parts that it holds."""
+    """A copy of `config` that names `dtype` under the keys that it uses ("keep" changes nothing), also in the configs
+    of parts that it holds."""
     if dtype == "keep":
         return dict(config)
     if isinstance(dtype, str):
