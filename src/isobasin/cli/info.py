@@ -39,12 +39,13 @@ def info_command(model: Model, json: Json = False) -> None:
         "qk_group_without_rotary": str(qk_without_rotary),
         "qk_dim_without_rotary": qk_without_rotary.dim,
         "group_dim_without_rotary": symmetry(_without_rotary(arch)).dim,
-        "copied": sum(prod(arch.shapes[name]) for name in arch.copied_tensors),
         "tied": sorted(weights.names.on_disk[name] for name in weights if arch.tied(name)),
         "spaces": [
             {"name": name, "size": one.n, "group": str(one), "dim": one.dim} for name, one in group.groups.items()
         ],
     }
+    if arch.copied_tensors:
+        facts["copied"] = sum(prod(arch.shapes[name]) for name in arch.copied_tensors)
     emit(facts, info_lines(facts), json)
 
 
@@ -150,7 +151,7 @@ def info_lines(facts: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"Q–K         of each head: {f['qk_group']} (dimension {f['qk_dim']:,})")
     lines.append(f"tied        {', '.join(f['tied']) or 'nothing'}")
-    if f["copied"]:
+    if "copied" in f:
         lines.append(f"copied      {f['copied']:,} parameters outside the language model: nothing moves or aligns them")
     return lines
 

@@ -127,6 +127,8 @@ def merge_command(
             )
     largest = max((change for change in changes if change is not None), default=None)
     facts = merge_facts(merged, save.output) | {"max_output_change": largest} | cost
+    if copied := len(merged.weights.arch.copied_tensors):
+        facts["copied"] = copied
     emit(facts, merge_lines(facts), show.json)
 
 
@@ -194,7 +196,6 @@ def merge_facts(merged: "MergeResult", output: Path) -> dict[str, Any]:
         "method": recipe.method,
         "weights": list(recipe.shares),
         "dtype": dtype_name(merged.weights.dtype),
-        "copied": len(merged.weights.arch.copied_tensors),
         "aligned": recipe.align,
         "scope": recipe.scope,
         "matcher": recipe.matcher,
@@ -222,11 +223,11 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
         for i, found in enumerate(facts.get("learning", []))
         for line in learning_lines(found or {})
     ]
-    other = f"  {facts['copied']} tensors outside the language model are averaged as they are, not aligned"
+    other = f"  {facts.get('copied')} tensors outside the language model are averaged as they are, not aligned"
     return [
         f"{facts['method']} merge of {len(rows)} models, {how}",
         *rows,
-        *([other] if facts["copied"] else []),
+        *([other] if facts.get("copied") else []),
         *learned,
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
         f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB of memory",
