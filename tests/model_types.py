@@ -43,7 +43,8 @@ class ModelType:
     @property
     def config_class(self) -> str:
         stem = self.model.partition("For")[0].removesuffix("Model").removesuffix("LMHead").removesuffix("Encoder")
-        return {"Gemma3": "Gemma3TextConfig"}.get(stem, f"{stem}Config")
+        text = stem == "Gemma3" and "vision_config" not in self.config
+        return "Gemma3TextConfig" if text else f"{stem}Config"
 
     def build(self, seed: int = 0) -> Any:
         import transformers
@@ -102,6 +103,13 @@ _BLOOM = {"vocab_size": V, "hidden_size": 24, "n_layer": L, "n_head": 4, "layer_
 _MPT = {"vocab_size": V, "d_model": 24, "n_layers": L, "n_heads": 4, "max_seq_len": 24, "layer_norm_epsilon": 1e-3}
 _OPT = {"vocab_size": V, "hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": L, "num_attention_heads": 4}
 _OPT |= {"max_position_embeddings": 24, "word_embed_proj_dim": 24, "pad_token_id": 1}
+_CLIP = {"model_type": "clip_vision_model", "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2}
+_CLIP |= {"num_attention_heads": 2, "image_size": 6, "patch_size": 2, "layer_norm_eps": 1e-3}
+_SIGLIP = _CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False}
+_LLAVA = {"vision_config": _CLIP, "image_token_index": 7}
+_QWEN_TEXT = _RMS | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 1]}}
+_QWEN = {"image_token_id": 7, "video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
+_QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 2, "in_channels": 3}
 
 MODEL_TYPES: tuple[ModelType, ...] = (
     *_variants(
@@ -373,6 +381,36 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         masked_image=("ForMaskedImageModeling", {}),
         bare=("Model", {"qkv_bias": False}),
     ),
+    *_variants(
+        "llava",
+        "Llava",
+        _LLAVA,
+        untied=(_SEQ, {"text_config": _RMS | {"model_type": "llama", "attention_bias": True}}),
+        tied=(_SEQ, {"text_config": _RMS | {"model_type": "mistral", "tie_word_embeddings": True}}),
+    ),
+    *_variants(
+        "gemma3",
+        "Gemma3",
+        {"vision_config": _SIGLIP, "image_token_index": 7, "mm_tokens_per_image": 9},
+        tied=(_SEQ, {"text_config": _RMS | {"head_dim": 6, "query_pre_attn_scalar": 5, "sliding_window": 4}}),
+    ),
+    *_variants(
+        "qwen2_vl",
+        "Qwen2VL",
+        _QWEN | {"vision_config": _QWEN_VISION | {"embed_dim": 16, "hidden_size": 24, "mlp_ratio": 2}},
+        untied=(_SEQ, {"text_config": _QWEN_TEXT}),
+    ),
+    *_variants(
+        "qwen2_5_vl",
+        "Qwen2_5_VL",
+        _QWEN
+        | {
+            "vision_config": _QWEN_VISION
+            | {"hidden_size": 16, "intermediate_size": 10, "out_hidden_size": 24, "fullatt_block_indexes": [1]}
+        },
+        untied=(_SEQ, {"text_config": _QWEN_TEXT}),
+        tied=(_SEQ, {"text_config": _QWEN_TEXT, "tie_word_embeddings": True}),
+    ),
 )
 
 
@@ -399,9 +437,13 @@ def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([said[name].flatten(1) for name in names if said.get(name) is not None], dim=1)
 
 
+def model_type(name: str) -> ModelType:
+    return next(each for each in MODEL_TYPES if each.name == name)
+
+
 def case(name: str) -> tiny.Case:
     """The configuration as a case of `tiny`."""
-    found = next(each for each in MODEL_TYPES if each.name == name)
+    found = model_type(name)
 
     def some(seed: int) -> dict[str, Tensor]:
         batch = inputs(weights(name), seed=seed)
@@ -414,7 +456,7 @@ def case(name: str) -> tiny.Case:
 
 @cache
 def built(name: str, seed: int = 0) -> Any:
-    return next(each for each in MODEL_TYPES if each.name == name).build(seed)
+    return model_type(name).build(seed)
 
 
 @cache

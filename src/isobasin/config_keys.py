@@ -29,7 +29,36 @@ def unknown_settings(weights: Weights) -> dict[str, Any]:
         return {}
     known = weights.family.known_keys(weights.config)
     unknown = [key for key, value in weights.config.items() if value is not None and key not in known]
-    return {key: weights.config[key] for key in keys_that_matter(weights, unknown)}
+    return {key: weights.config[key] for key in keys_that_matter(weights, unknown)} | part_settings(weights)
+
+
+def part_settings(weights: Weights) -> dict[str, Any]:
+    """The values in the configs of the parts of a multimodal model that are not the default of transformers; of the
+    language model only those that its family does not know. Empty for other models."""
+    found: dict[str, Any] = {}
+    if weights.family.text is None:
+        return found
+    family, inner = weights.family.language_model(weights.config)
+    whole = _part_attributes(weights, weights.config)
+    for part, config in weights.config.items():
+        if not part.endswith("_config") or not isinstance(config, Mapping):
+            continue
+        known = family.known_keys(inner) if part == "text_config" else NEUTRAL_KEYS
+        for key in sorted(set(config) - known):
+            others = {k: v for k, v in config.items() if k != key}
+            without = _part_attributes(weights, {**weights.config, part: others})
+            if whole is None or without is None or whole.get(part) != without.get(part):
+                found[f"{part}: {key}"] = config[key]
+    return found
+
+
+def _part_attributes(weights: Weights, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What transformers makes of the configs of the parts; None if it refuses."""
+    try:
+        made = pretrained_class(replace(weights, config=config))[1].to_dict()
+    except ArchitectureError:
+        return None
+    return {part: dict(each) for part, each in made.items() if isinstance(each, Mapping)}
 
 
 def differing_settings(a: Weights, b: Weights) -> dict[str, tuple[Any, Any]]:

@@ -43,11 +43,12 @@ OUTPUTS = (
     "cls_logits",
     "distillation_logits",
 )
+INNER_OUTPUTS = ("image_hidden_states", "rope_deltas")  # of multimodal models: the stream, and counts of positions
 ENCODER_OUTPUTS = ("encoder_last_hidden_state",)  # of a model whose outputs are states; a head does not show them
 
 
 def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int = 0) -> list[Inputs]:
-    """Single inputs for this model: token ids (and types), or pixels (and masked patches)."""
+    """Single inputs for this model: token ids (and types), pixels (and masked patches), or a text with an image."""
     rng = torch.Generator().manual_seed(seed)
     return [_one_input(weights, length, rng) for _ in range(n)]
 
@@ -77,14 +78,48 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     kind = weights.family.class_of(weights.config)
     if weights.family.inputs.decoder and not kind.endswith(("EncoderModel", "ForSequenceClassification")):
         inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
-    return with_tokens(weights, inputs, inputs["input_ids"])
+    inputs = with_tokens(weights, inputs, inputs["input_ids"])
+    return inputs if weights.family.text is None else _with_image(weights, inputs, rng)
+
+
+def _with_image(weights: Weights, inputs: Inputs, rng: torch.Generator) -> Inputs:
+    """A text with a random image in its middle, for a multimodal model."""
+    assert weights.family.text is not None
+    images, (_, config, _) = weights.family.text.images, pretrained_class(weights)
+    vision = config.vision_config
+    if images.patches:
+        side, patch = 2 * vision.spatial_merge_size, int(vision.patch_size)
+        n_tokens, n_numbers = 4, int(vision.in_channels * vision.temporal_patch_size) * patch**2
+        pixels: Inputs = {
+            "pixel_values": torch.randn(side**2, n_numbers, generator=rng),
+            "image_grid_thw": torch.tensor([[1, side, side]]),
+        }
+    else:
+        size, channels = int(vision.image_size), int(vision.num_channels)
+        pixels = {"pixel_values": torch.randn(1, channels, size, size, generator=rng)}
+        n_tokens = (size // int(vision.patch_size)) ** 2
+        if images.tokens:
+            n_tokens = int(getattr(config, images.tokens))
+        elif hasattr(config, "vision_feature_select_strategy"):
+            n_tokens += (vision.model_type == "clip_vision_model") - (
+                config.vision_feature_select_strategy == "default"
+            )
+    ids, token = inputs["input_ids"], int(config.image_token_id)
+    text = torch.where(ids == token, (token + 1) % max(2, vocabulary_size(weights)), ids)
+    start, end = text.tensor_split(2, dim=-1)
+    ids = torch.cat([start, torch.full((1, n_tokens), token), end], dim=-1)
+    marks = {images.marks: (ids == token).long()} if images.marks else {}
+    return {"input_ids": ids, **marks, **pixels}
 
 
 def with_tokens(weights: Weights, inputs: Inputs, ids: Tensor) -> Inputs:
-    """The same inputs with other tokens: those of one text, for every answer of a multiple-choice model."""
+    """The same inputs with other tokens: those of one text, for every answer of a multiple-choice model. An image that
+    stands between tokens is left out."""
     key = token_key(inputs)
     assert key is not None
     ids = ids.expand(*inputs[key].shape[:-1], -1).clone()
+    if weights.family.text is not None:
+        return {key: ids}
     if weights.family.inputs.decoder and weights.family.class_of(weights.config).endswith("ForSequenceClassification"):
         # A classifier with a decoder reads at the one token that ends a text.
         end = int(weights.settings["eos_token_id"])
@@ -100,14 +135,15 @@ def token_key(inputs: Inputs) -> str | None:
 
 def vocabulary_size(weights: Weights) -> int:
     """The number n of token ids that the model accepts: 0 … n − 1."""
-    return max((Fields(weights.config).size(k) for k in ("vocab_size", "d_vocab") if weights.config.get(k)), default=0)
+    config = weights.text_config
+    return max((Fields(config).size(k) for k in ("vocab_size", "d_vocab") if config.get(k)), default=0)
 
 
 def max_length(weights: Weights) -> int | None:
     """The longest sequence that the model accepts; None if its config does not say."""
     keys = ("n_positions", "max_position_embeddings", "max_seq_len", "max_target_positions")
-    fields = Fields(weights.config)
-    longest = min((fields.size(k) for k in keys if weights.config.get(k)), default=None)
+    config = weights.text_config
+    longest = min((Fields(config).size(k) for k in keys if config.get(k)), default=None)
     if longest is None or not weights.family.inputs.padded_positions:
         return longest
     return longest - 1 - int(weights.settings.get("pad_token_id", 1))
@@ -166,7 +202,7 @@ def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Flo
     found = _call(module, inputs)
     names = [*OUTPUTS, *(ENCODER_OUTPUTS if found.get("last_hidden_state") is not None else ())]
     others = {name for name, value in found.items() if isinstance(value, Tensor)}
-    unknown = sorted(others - {*names, *ENCODER_OUTPUTS, "loss"})
+    unknown = sorted(others - {*names, *ENCODER_OUTPUTS, *INNER_OUTPUTS, "loss"})
     if unknown:  # a difference there would not be seen
         raise ArchitectureError(
             f"config.json: a {type(module).__name__} also puts out {', '.join(unknown)}, which is not compared; name a "
@@ -244,7 +280,7 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
             f"config.json: architectures names {name!r}, which transformers does not have; expected a class such as "
             f"{weights.family.model_class}"
         )
-    settings = {k: v for k, v in weights.config.items() if k not in ("auto_map", "dtype", "torch_dtype")} | PLAIN_RUN
+    settings = _without_types(weights.config) | PLAIN_RUN
     options: dict[str, Any] = {}
     if name in weights.family.optional_pooler:  # config.json does not say whether there is a pooler
         options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
@@ -254,6 +290,12 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
         return kind, made, options
     except Exception as error:  # an odd configuration can make transformers raise anything
         raise _no_model(name, error) from error
+
+
+def _without_types(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, and the configs of its parts, without the types of weights: models are run in float32."""
+    kept = {key: value for key, value in config.items() if key not in ("auto_map", "dtype", "torch_dtype")}
+    return {k: _without_types(v) if k.endswith("_config") and isinstance(v, Mapping) else v for k, v in kept.items()}
 
 
 def _no_model(name: str, error: Exception) -> ArchitectureError:

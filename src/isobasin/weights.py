@@ -74,6 +74,11 @@ class Weights(Mapping[str, Tensor]):
         return self.family.settings_of(self.config)
 
     @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The config of the language model: the whole, or that of the part of a multimodal model."""
+        return self.family.language_model(self.config)[1]
+
+    @property
     def path(self) -> Path | None:
         """The folder it was read from."""
         return self.checkpoint.path if self.checkpoint else None
@@ -306,7 +311,7 @@ def untied(weights: Weights) -> Weights:
     aliases = {alias: name for alias, name in weights.arch.aliases.items() if name in weights.arch.tensors}
     if not any(weights.arch.tied(name) for name in aliases.values()):
         return weights
-    config = dict(weights.config) | {weights.family.tied_key: False}
+    config = weights.family.untied_config(weights.config)
     shapes = {name: weights.arch.shapes[name] for name in weights.arch.tensors}
     arch, names = describe(config, shapes | {alias: shapes[name] for alias, name in aliases.items()})
     same = {name for name in arch.tensors if weights.names.on_disk.get(name) == name}

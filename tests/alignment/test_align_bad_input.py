@@ -14,8 +14,8 @@ from align_subjects import model
 from safetensors.torch import load_file, save_file
 
 import tiny
+from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.problem import check_comparable
 from isobasin.arch import FAMILIES
 from isobasin.checkpoint import CheckpointWriter
 from isobasin.cli import run

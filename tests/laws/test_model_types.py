@@ -44,6 +44,7 @@ SHORT = (
         "falcon-groups",
     ),
     *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied"),
+    *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
 every = pytest.mark.parametrize("name", NAMES if SOME is NAMES else FIRST)  # one of every model type
@@ -112,7 +113,7 @@ def test_a_scrambled_model_computes_the_same_and_every_tensor_moves_that_can(nam
     there = held(scramble(start, seed=1).apply(start))
     assert error(name, there) <= EXACT
     still = {n for n in start if torch.equal(there[n].double(), start[n].double())}
-    assert still == UNCHANGED.get(name, set())
+    assert still == UNCHANGED.get(name, set()) | set(start.arch.copied_tensors)
     assert error(name, mt.weights(name, seed=1)) > SEEN
 
 

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 
 from isobasin.alignment.candidates import AlignOptions
+from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.problem import check_comparable
 from isobasin.alignment.result import Alignment
 from isobasin.weights import ModelSource, Weights, as_weights
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.heads import HeadMatcher
-from isobasin.arch import Architecture, HeadSpace, Placement, Space, identity_fields
-from isobasin.errors import ArchitectureError
+from isobasin.arch import Architecture, Placement
 from isobasin.groups import Element, Overlap
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
@@ -27,47 +26,6 @@ from isobasin.weights import Weights
 Elements = Mapping[str, Element]
 WIDE = 2**24  # numbers in a block above which a moving stream is swept in float32, and with few sweeps
 CHUNK = 2**21  # numbers of each side that are in float64 at once
-
-
-# -- which models can be aligned ------------------------------------------------------------------------------------
-
-
-def check_comparable(a: Weights, b: Weights) -> None:
-    """The same family, sizes, tensors, positions and settings; anything else is the user's mistake."""
-    if a.arch.family != b.arch.family:
-        _refuse("family", a.arch.family, b.arch.family)
-    sizes_a, sizes_b = vars(a.arch.sizes), vars(b.arch.sizes)
-    for key, value in sizes_a.items():
-        if value != sizes_b[key]:
-            _refuse(key, value, sizes_b[key])
-    if a.arch.rotary != b.arch.rotary and any(heads.rotary for heads in a.arch.heads()):
-        _refuse("rotary positions", a.arch.rotary, b.arch.rotary)
-    for name in a.arch.spaces:
-        if a.arch.spaces[name] != b.arch.spaces.get(name):
-            _refuse(f"space {name}", *_differing_fields(a.arch.spaces[name], b.arch.spaces.get(name)))
-    for name in sorted(_weights(a) | _weights(b)):
-        if a.arch.shapes.get(name) != b.arch.shapes.get(name):
-            _refuse(f"tensor {name}", a.arch.shapes.get(name, "absent"), b.arch.shapes.get(name, "absent"))
-    for key, value in a.settings.items():
-        if value != b.settings.get(key):
-            _refuse(f"config.json: {key}", value, b.settings.get(key))
-
-
-def _weights(model: Weights) -> set[str]:
-    return {name for name, pattern in model.arch.tensors.items() if not pattern.buffer}
-
-
-def _differing_fields(a: Space | HeadSpace, b: Space | HeadSpace | None) -> tuple[str, str]:
-    """What tells two spaces of a name apart, for a message."""
-    if b is None or type(a) is not type(b):
-        return str(a.size if isinstance(a, Space) else a.n_heads), "none"
-    of_a, of_b = identity_fields(a), identity_fields(b)
-    keys = [key for key in {**of_a, **of_b} if of_a.get(key) != of_b.get(key)]
-    return ", ".join(f"{k}={of_a.get(k)}" for k in keys), ", ".join(f"{k}={of_b.get(k)}" for k in keys)
-
-
-def _refuse(what: str, a: object, b: object) -> None:
-    raise ArchitectureError(f"{what}: A has {a}, B has {b}; only models of the same architecture can be aligned")
 
 
 # -- the activation term ------------------------------------------------------------------------------------------

@@ -208,6 +208,7 @@ class Architecture:
     # together form a group; none given: every query reads all of them.
     tables: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)  # LayerScale: the weight whose outputs each one multiplies
+    copied: tuple[str, ...] = ()  # beginnings of names: whatever else is called so (a vision tower), nothing moves
 
     # -- looking things up ---------------------------------------------------------------------------------
 
@@ -360,6 +361,11 @@ class Architecture:
         """The LayerScale behind a weight, if this checkpoint has one."""
         return next((name for name, of in self.scales.items() if of == weight and name in self.tensors), None)
 
+    @cached_property
+    def copied_tensors(self) -> tuple[str, ...]:
+        """The weights of parts that are not described: nothing moves them, and they are compared as they are."""
+        return tuple(n for n, p in self.tensors.items() if n.startswith(self.copied) and not p.buffer and not _moves(p))
+
     def tied(self, name: str) -> bool:
         return len(self.tensors[name].roles) > 1
 
@@ -367,6 +373,9 @@ class Architecture:
 
     def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> "Architecture":
         """This architecture with only the tensors that are there; every name and every shape is checked."""
+        copied = {name: _untouched(name, len(shape)) for name, shape in shapes.items() if name.startswith(self.copied)}
+        if not copied.keys() <= self.tensors.keys():
+            return replace(self, tensors={**copied, **self.tensors}).bind(shapes)
         for name in shapes:
             if name not in self.tensors:
                 raise ArchitectureError(
@@ -385,6 +394,40 @@ class Architecture:
         sums = tuple(s for s in (_present(s, present) for s in self.sums) if s is not None)
         return replace(self, tensors=present, sums=sums, shapes=dict(shapes))
 
+    def prefixed(self, prefix: str) -> "Architecture":
+        """The same architecture with a prefix before the name of every tensor."""
+
+        def named(table: Mapping[str, Any]) -> dict[str, Any]:
+            return {prefix + name: value for name, value in table.items()}
+
+        def both(table: Mapping[str, str]) -> dict[str, str]:
+            return {prefix + name: prefix + other for name, other in table.items()}
+
+        def parts(sides: tuple[tuple[str, int, int | None], ...]) -> tuple[tuple[str, int, int | None], ...]:
+            return tuple((prefix + name, *rows) for name, *rows in sides)  # type: ignore[misc]
+
+        gains = ("q_gain", "k_gain")
+        return replace(
+            self,
+            spaces={
+                name: replace(space, **{key: prefix + getattr(space, key) for key in gains if getattr(space, key)})
+                if isinstance(space, HeadSpace)
+                else space
+                for name, space in self.spaces.items()
+            },
+            norms={
+                name: replace(norm, module=prefix + norm.module, skip=norm.skip and prefix + norm.skip)
+                for name, norm in self.norms.items()
+            },
+            tensors=named(self.tensors),
+            sums=tuple(replace(each, give=parts(each.give), take=parts(each.take)) for each in self.sums),
+            biases=both(self.biases),
+            aliases=both(self.aliases),
+            routers=tuple(prefix + name for name in self.routers),
+            tables=named(self.tables),
+            scales=both(self.scales),
+        )
+
     def _check_shape(self, name: str, pattern: Pattern, shape: tuple[int, ...]) -> None:
         for role in pattern.roles:
             expected = [self.size_of(axis) for axis in role.axes]
@@ -395,6 +438,19 @@ class Architecture:
                     f"{name}: found shape {'×'.join(map(str, shape)) or 'scalar'}, expected {words} from config.json "
                     f"({pattern.text!r}): the config and the weights belong to different models"
                 )
+
+
+def _moves(pattern: Pattern) -> bool:
+    return any(axis.terms for role in pattern.roles for axis in role.axes)
+
+
+def _untouched(name: str, n_axes: int) -> Pattern:
+    """The pattern of a weight that nothing moves, or of a buffer."""
+    if name.endswith((".position_ids", ".inv_freq")):
+        return parse("-")
+    if not n_axes:
+        raise ArchitectureError(f"{name}: a single number, expected a tensor with axes; this model is not supported")
+    return parse(" ".join("." * n_axes))
 
 
 def _present(item: Sum, tensors: Mapping[str, Pattern]) -> Sum | None:

@@ -4,12 +4,14 @@ A file under `arch/families` describes one group of relatives: a function from a
 a `Family` for each `model_type` that it covers. Nothing else in the package names a family.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.config import Fields
+from isobasin.errors import ArchitectureError
 
 # Keys that change no output of a model in evaluation mode: what it is called, how it is trained and run, how text is
 # generated. A test compares this list with what transformers does.
@@ -74,6 +76,60 @@ class ModelInputs:
     padded_positions: bool = False
     token_types: bool = False
     bidirectional: bool = False
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """How images enter a text: their features take the places of a special token.
+
+    `tokens`: the config key for the number of these places; empty: one for every patch. `patches`: pixels are given as
+    rows of patches with a grid, and patches are merged. `marks`: the input that marks these places.
+    """
+
+    tokens: str = ""
+    patches: bool = False
+    marks: str = ""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The language model inside a multimodal model. Its tensors have a prefix, and its config is `text_config`.
+
+    `families`: its family, by the model type of its config; the first is the default. `defaults`: what transformers
+    takes where the config has no value, by the name of the family. `flat`: older files have the keys of `text_config`
+    beside the others. `tied`: whether the head is tied where no config says it; None: as the text config says.
+    `prepared`: the text config with one spelling of what can be said in several ways.
+    """
+
+    prefix: str
+    families: Mapping[str, "Family"]
+    images: ImageInputs
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flat: bool = False
+    tied: bool | None = None
+    prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+
+    def of(self, config: Mapping[str, Any]) -> "tuple[Family, Mapping[str, Any]]":
+        """The family of the language model, and its config with the defaults of transformers."""
+        nested = config.get("text_config")
+        if nested is None:
+            nested = {k: v for k, v in config.items() if k != "model_type"} if self.flat else {}
+        if not isinstance(nested, Mapping):
+            raise ArchitectureError(f"config.json: text_config is {nested!s:.80}, expected an object")
+        kind = nested.get("model_type") or next(iter(self.families))
+        family = self.families.get(kind) if isinstance(kind, str) else None
+        if family is None:
+            raise ArchitectureError(
+                f"config.json: the model_type of text_config is {kind!r:.80}, expected one of "
+                f"{', '.join(self.families)}"
+            )
+        tied, usual = config.get("tie_word_embeddings"), self.defaults.get(family.name, {})
+        if self.tied is None:
+            tied = bool(tied) or bool(nested.get("tie_word_embeddings"))
+        own: dict[str, Any] = {"model_type": family.name, "architectures": [family.model_class]}
+        own["tie_word_embeddings"] = self.tied if tied is None else tied
+        given = {key: value for key, value in nested.items() if value is not None or key not in usual}
+        return family, ChainMap(own, dict(self.prepared(given)), dict(usual))
 
 
 def _plain(value: Any) -> Any:
@@ -153,6 +209,7 @@ class Family:
     * `own_head`: a tensor that is there only if the head is not tied to the embedding, whatever the config says.
     * `fused`: transformers holds several tensors of a file as one in memory.
     * `tied_key`: the config key that ties the head to the embedding.
+    * `text`: the language model of a multimodal model. The other parts are copied as they are.
     * `unused`: symmetries that are not part of the group used here, in words.
     * `example`: a title and the sizes of a well-known model, for `isobasin families`.
     """
@@ -175,6 +232,7 @@ class Family:
     own_head: str = ""
     fused: bool = False
     tied_key: str = "tie_word_embeddings"
+    text: TextPart | None = None
     unused: tuple[str, ...] = ()
     example: tuple[str, Mapping[str, Any]] = ("", {})
 
@@ -200,6 +258,17 @@ class Family:
         """Whether the head of a class of transformers is described here."""
         return self.own or any(kind.removesuffix(head) in (self.stem, f"{self.stem}Text") for head in self.heads)
 
+    def language_model(self, config: Mapping[str, Any]) -> "tuple[Family, Mapping[str, Any]]":
+        """The family and the config of the language model: of the part that is one, or of the whole."""
+        return (self, config) if self.text is None else self.text.of(config)
+
+    def untied_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A config whose head is a tensor of its own."""
+        found, nested = {**config, self.tied_key: False}, config.get("text_config")
+        if self.text is not None and isinstance(nested, Mapping) and nested.get(self.tied_key):
+            found["text_config"] = {**nested, self.tied_key: False}
+        return found
+
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """The architecture of a config, whose keys may go by their other names."""
         return self.describe(_Resolved(config, self.aliases) if self.aliases else config)
@@ -207,7 +276,12 @@ class Family:
     def settings_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The value of every setting. A null is a value of its own: `sliding_window: null` means no window."""
         defaults = dict(self.settings) | self._other_settings(config)
+        if self.text is not None:
+            config = _Resolved(config, self.aliases)
         found = {key: _plain(config.get(key, default)) for key, default in defaults.items()}
+        if self.text is not None:
+            family, inner = self.text.of(config)
+            found |= family.settings_of(inner)
         return found | dict(self.derived_settings(config))
 
     def unusual_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,10 +291,15 @@ class Family:
 
     def known_keys(self, config: Mapping[str, Any]) -> frozenset[str]:
         """The keys that the description or the settings read, and those that change no output of any model."""
+        always = NEUTRAL_KEYS | SHAPE_KEYS | frozenset(self.ignored) | frozenset(self.aliases)
+        if self.text is not None:
+            family, inner = self.text.of(config)
+            flat = frozenset() if config.get("text_config") is not None else family.known_keys(inner)
+            return always | flat | frozenset(self.settings) | {"text_config", "vision_config"}
         recorded = _RecordedConfig(config)
         self.architecture(recorded)
         self.settings_of(recorded)
-        return frozenset(recorded.read) | NEUTRAL_KEYS | SHAPE_KEYS | frozenset(self.ignored) | frozenset(self.aliases)
+        return frozenset(recorded.read) | always
 
     def _other_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         name = self.class_of(config)

@@ -24,6 +24,7 @@ from isobasin.arch.families import (
     isobasin,
     llama,
     modernbert,
+    multimodal,
     nomic_bert,
     olmo,
     other_decoders,
@@ -41,7 +42,7 @@ from isobasin.errors import ArchitectureError
 
 _FILES = (
     *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm),
-    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, other_decoders, isobasin),
+    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, other_decoders, multimodal, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
 
@@ -73,14 +74,11 @@ REFUSED: dict[str, str] = {
         ("pegasus", "marian"),
         "encoder-decoder models are not implemented",
     ),
-    **dict.fromkeys(
-        ("gemma3", "gemma4"),
-        "norms on queries and keys are not implemented",
-    ),
+    "gemma4": "norms on queries and keys are not implemented",
     **dict.fromkeys(("clip", "siglip", "siglip2"), "models with two towers are not implemented"),
     **dict.fromkeys(
-        ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paligemma", "mllama", "idefics3"),
-        "multimodal models are not implemented; a folder with the language model alone may be",
+        ("llava_next", "qwen3_vl", "paligemma", "mllama", "idefics3", "mistral3"),
+        "this multimodal model is not implemented; a folder with the language model alone may be",
     ),
 }
 
@@ -115,13 +113,14 @@ class Names:
 def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Architecture, Names]:
     """The architecture of a checkpoint, bound to its tensors, and where they lie."""
     family = family_of(config)
-    _check_depth(config, len(shapes))
+    _check_depth(family.language_model(config)[1], len(shapes))
     _check_loading(family, config)
     _check_head(family, config)
-    tied = config if family.own_head not in shapes else {**config, family.tied_key: False}
+    tied = config if family.own_head not in shapes else family.untied_config(config)
     arch = family.architecture(tied)
     names = resolve(family, arch, shapes)
-    _check_biases(family, config, names.on_disk)
+    described = {name: disk for name, disk in names.on_disk.items() if not name.startswith(arch.copied)}
+    _check_biases(*family.language_model(config), described)
     bound = arch.bind({name: shapes[disk] for name, disk in names.on_disk.items()})
     for copy, target in names.copies.items():
         if shapes[copy] != shapes[names.on_disk[target]]:
@@ -186,7 +185,9 @@ def resolve(family: Family, arch: Architecture, names: Iterable[str]) -> Names:
     on_disk: dict[str, str] = {}
     copies: dict[str, str] = {}
     for disk in names:
-        found = next((n for n in _spellings(family, disk) if n in arch.aliases or n in arch.tensors), disk)
+        spellings = list(_spellings(family, disk))
+        copied = next((n for n in reversed(spellings) if n.startswith(arch.copied)), disk)
+        found = next((n for n in spellings if n in arch.aliases or n in arch.tensors), copied)
         target = arch.aliases.get(found)
         if target is not None and found != target:
             copies[disk] = target

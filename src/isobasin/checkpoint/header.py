@@ -63,13 +63,19 @@ def output_dtype(policy: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str | torch.dtype) -> dict[str, Any]:
-    """A copy of `config` that names `dtype` under the keys that it uses ("keep" changes nothing)."""
+    """A copy of `config` that names `dtype` under the keys that it uses ("keep" changes nothing), also in the configs
+    of parts that it holds."""
     if dtype == "keep":
         return dict(config)
     if isinstance(dtype, str):
         dtype = output_dtype(dtype, torch.float32)
     keys = [key for key in _CONFIG_KEYS if key in config] or ["dtype"]
-    return {**config, **dict.fromkeys(keys, dtype_name(dtype))}
+    parts = {
+        name: {**part, **{key: dtype_name(dtype) for key in _CONFIG_KEYS if part.get(key) is not None}}
+        for name, part in config.items()
+        if name.endswith("_config") and isinstance(part, Mapping)
+    }
+    return {**config, **parts, **dict.fromkeys(keys, dtype_name(dtype))}
 
 
 def check_finite(tensor: torch.Tensor, name: str, advice: str) -> None:

@@ -73,7 +73,7 @@ def align_command(
     show: PrintOptions,
 ) -> None:
     """Move B next to A without changing what it computes, in A's own gauge."""
-    from isobasin.alignment.problem import check_comparable
+    from isobasin.alignment.comparable import check_comparable
     from isobasin.weights import load, untied
 
     learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None

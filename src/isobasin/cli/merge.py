@@ -127,6 +127,8 @@ def merge_command(
             )
     largest = max((change for change in changes if change is not None), default=None)
     facts = merge_facts(merged, save.output) | {"max_output_change": largest} | cost
+    if copied := len(merged.weights.arch.copied_tensors):
+        facts["copied"] = copied
     emit(facts, merge_lines(facts), show.json)
 
 
@@ -221,9 +223,11 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
         for i, found in enumerate(facts.get("learning", []))
         for line in learning_lines(found or {})
     ]
+    other = f"  {facts.get('copied')} tensors outside the language model are averaged as they are, not aligned"
     return [
         f"{facts['method']} merge of {len(rows)} models, {how}",
         *rows,
+        *([other] if facts.get("copied") else []),
         *learned,
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
         f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB of memory",

@@ -71,7 +71,7 @@ def path_command(
     """Measure losses along the straight line between models, naive and aligned, and the barrier."""
     import shlex
 
-    from isobasin.alignment.problem import check_comparable
+    from isobasin.alignment.comparable import check_comparable
     from isobasin.files import ResumeFile, atomic_write, check_output_file
     from isobasin.path.pairs import evaluate_pairs, path_document
     from isobasin.path.provenance import model_provenance

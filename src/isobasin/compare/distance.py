@@ -16,8 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.heads import match_heads
-from isobasin.alignment.problem import check_comparable, overlap
+from isobasin.alignment.problem import overlap
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.compare.stream_frame import tables
 from isobasin.errors import ArchitectureError, IsobasinError

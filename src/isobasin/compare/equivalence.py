@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.align import align
+from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.descent import descend, embedding_distance
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.matchers import WeightMatching
-from isobasin.alignment.problem import AlignmentProblem, check_comparable
+from isobasin.alignment.problem import AlignmentProblem
 from isobasin.compare.degenerate import FailedCondition, failed_conditions, remove_degeneracies
 from isobasin.compare.distance import require_equal
 from isobasin.compare.outputs import (

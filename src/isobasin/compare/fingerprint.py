@@ -161,12 +161,14 @@ def invariants(weights: Weights) -> Tensor:
     sketches = _sketches(model)
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES)}
     products: list[_Product] = []
-    rest = model.without_space()
+    copied = set(weights.arch.copied_tensors)
+    rest = {name: tensor for name, tensor in model.without_space().items() if name not in copied}
     for stream, sketch in sketches.items():
         found["ends"].append((sketch.left * sketch.right).mean(1) * sketch.left.shape[1] ** 0.5)
         found["vectors"] += _vector_features(model, stream, rest | model.folded(stream), sketches)
         found["vectors"] += [_plain(f"constants {name}", values) for name, values in sketch.constants.items()]
         rest = {}
+    found["vectors"] += _copied_features(weights)
     for space in model.spaces:
         place = weights.arch.spaces[space]
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
@@ -432,6 +434,18 @@ def _vector_features(
             yield _ratio((sketch.left * sketch.right) @ (x - x.mean()), x.norm())
         elif x.dim() == 1 and space not in sketches:
             yield sketch.left @ x / len(x) ** 0.5 / (x.square().mean().sqrt() + SOFTENING * sketch.scale)
+
+
+def _copied_features(weights: Weights) -> Iterator[Tensor]:
+    """Parts that nothing moves (a vision tower): their tensors with fixed numbers, in one sum that is not divided by
+    their number, so that a change of one of them is seen."""
+    found = []
+    for name in weights.arch.copied_tensors:
+        x = weights[name].to("cpu", torch.float64).flatten()
+        found.append(_ratio(x @ fixed_numbers(f"copied {name}", x.numel(), EACH), x.norm()))
+        found.append(_log_root(x.square().mean()).expand(EACH))
+    if found:
+        yield (fixed_numbers("signs copied", len(found), EACH).sign() * torch.stack(found)).sum(0)
 
 
 def _plain(label: str, x: Float[Tensor, " n"]) -> Tensor:

@@ -49,9 +49,10 @@ def probes(a: Weights, b: Weights, *, seed: int, brief: bool = False) -> list[Pr
     shorter = min(a, b, key=_max_length)
     drawn = random_inputs(shorter, n=3, length=min(USUAL_LENGTH, _max_length(shorter)), seed=seed)
     structured: dict[str, Inputs] = {}
-    for key in (key for key in NUMBERS if key in drawn[0]):
+    tokens = token_key(drawn[0])
+    for key in (key for key in NUMBERS if key in drawn[0] and shorter.family.text is None):
         structured |= {label: drawn[0] | {key: x} for label, x in _images(drawn[0][key]).items()}
-    if (tokens := token_key(drawn[0])) is not None:
+    if tokens is not None:
         ids_by_label = _token_ids(shorter, seed, brief) | _padded_ids(a, b, drawn[0][tokens].flatten(0, -2)[0])
         structured |= {label: _with_tokens(shorter, ids, seed) for label, ids in ids_by_label.items()}
     return [*(Probe("random", each) for each in drawn), *(Probe(label, each) for label, each in structured.items())]

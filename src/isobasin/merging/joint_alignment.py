@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.align import Matcher, align
-from isobasin.alignment.problem import check_comparable
+from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
 from isobasin.merging.recipe import MAX_ROUNDS, check_reference

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from isobasin import __version__
-from isobasin.alignment.problem import check_comparable
+from isobasin.alignment.comparable import check_comparable
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
 from isobasin.checkpoint.folder import MADE_WITH, MODEL_CARD
 from isobasin.errors import IsobasinError

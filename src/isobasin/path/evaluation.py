@@ -12,7 +12,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from isobasin.alignment.problem import check_comparable
+from isobasin.alignment.comparable import check_comparable
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.path.barrier import Curve, grid

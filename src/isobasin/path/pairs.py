@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isobasin.alignment.problem import check_comparable
+from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.result import Alignment
 from isobasin.files import ResumeStore
 from isobasin.path.barrier import Curve, finite_or_none, grid

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.align import Matcher, align
+from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.matchers import ActivationMatching, WeightMatching
-from isobasin.alignment.problem import check_comparable
 from isobasin.alignment.reference import ReferenceMatching
 from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
