@@ -25,29 +25,32 @@ Kind = Literal[
 ]
 ROTATED = ("orthogonal", "orthogonal1")
 SELF_DUAL = ("fixed", "permutation", "permutation±", "signed", *ROTATED)
-SpaceRole = Literal["stream", "units", "heads"]
+SpaceRole = Literal["stream", "units", "heads", "experts"]
 Side = Literal["qk", "vo"]
 
 
 @dataclass(frozen=True)
 class Space:
-    """A vector space inside the model: the residual stream, or the units of a layer.
+    """A vector space inside the model: the residual stream, the units of a layer, or the experts of a layer.
 
-    `layer` is the layer it belongs to (None: to no single one), `stack` the encoder or decoder it belongs to, and
-    `label` its name without the number of the layer.
+    `members` are the units of each expert, one space for each place of a space of experts: when experts are permuted,
+    the tensors of their units go along, and what acts on units acts after that. `layer` is the layer it belongs to
+    (None: to no single one), `stack` the encoder or decoder it belongs to, and `label` its name without the number of
+    the layer.
     """
 
     name: str
     size: int
     kind: Kind
     stream: bool = False
+    members: tuple[str, ...] = ()
     layer: int | None = field(default=None, compare=False)
     stack: str = field(default="", compare=False)
     label: str = field(default="", compare=False)
 
     @property
     def role(self) -> SpaceRole:
-        return "stream" if self.stream else "units"
+        return "stream" if self.stream else "experts" if self.members else "units"
 
     @property
     def rotates(self) -> bool:
@@ -112,9 +115,9 @@ class HeadSpace:
 
 def identity_fields(space: Space | HeadSpace) -> dict[str, Any]:
     """The fields that tell two spaces apart; where a space lies in its model is not among them. Nor is a norm that a
-    space does not have: files that were written before there were any stay the same."""
+    space does not have, nor members: files that were written before there were any stay the same."""
     found = {f.name: getattr(space, f.name) for f in fields(space) if f.compare}
-    return {name: value for name, value in found.items() if name not in ("qk_norm", "whole_norm") or value}
+    return {name: value for name, value in found.items() if name not in ("qk_norm", "whole_norm", "members") or value}
 
 
 @dataclass(frozen=True)
@@ -294,6 +297,35 @@ class Architecture:
             return space.n_heads
         return (space.n_heads if term.queries else space.n_kv_heads) * space.d_head
 
+    @cached_property
+    def expert_spaces(self) -> Mapping[str, Space]:
+        """The spaces of experts by name."""
+        return {name: space for name, space in self.spaces.items() if isinstance(space, Space) and space.members}
+
+    @cached_property
+    def expert_tensors(self) -> Mapping[str, tuple[tuple[str, ...], ...]]:
+        """By space of experts, the tensors of each expert; those at one place correspond to each other."""
+        return {name: tuple(map(self._with_biases, space.members)) for name, space in self.expert_spaces.items()}
+
+    def _with_biases(self, space: str) -> tuple[str, ...]:
+        biases = [bias for bias in map(self.bias_of, self.blocks[space]) if bias]
+        return tuple(dict.fromkeys((*self.blocks[space], *biases)))
+
+    @cached_property
+    def expert_places(self) -> Mapping[str, tuple[str, int, int]]:
+        """By tensor of an expert: the space of experts, the number of the expert, and the place among its tensors."""
+        return {
+            tensor: (space, e, k)
+            for space, experts in self.expert_tensors.items()
+            for e, tensors in enumerate(experts)
+            for k, tensor in enumerate(tensors)
+        }
+
+    def of_expert(self, tensor: str, expert: int) -> str:
+        """The tensor of another expert that corresponds to this tensor of one."""
+        space, _, k = self.expert_places[tensor]
+        return self.expert_tensors[space][expert][k]
+
     def heads(self) -> Iterator[HeadSpace]:
         return (space for space in self.spaces.values() if isinstance(space, HeadSpace))
 
@@ -392,7 +424,20 @@ class Architecture:
                 )
         present = {name: pattern for name, pattern in self.tensors.items() if name in shapes}
         sums = tuple(s for s in (_present(s, present) for s in self.sums) if s is not None)
-        return replace(self, tensors=present, sums=sums, shapes=dict(shapes))
+        bound = replace(self, tensors=present, sums=sums, shapes=dict(shapes))
+        bound._check_experts()
+        return bound
+
+    def _check_experts(self) -> None:
+        """Refuse experts of one layer with different tensors."""
+        for name, experts in self.expert_tensors.items():
+            shapes = [[self.shapes[tensor] for tensor in tensors] for tensors in experts]
+            other = next((e for e, each in enumerate(shapes) if each != shapes[0]), None)
+            if other is not None:
+                raise ArchitectureError(
+                    f"{name}: expert {other} has tensors of shapes {shapes[other]}, expected those of expert 0, "
+                    f"{shapes[0]}: complete the checkpoint"
+                )
 
     def prefixed(self, prefix: str) -> "Architecture":
         """The same architecture with a prefix before the name of every tensor."""
@@ -628,6 +673,14 @@ def _validate(arch: Architecture) -> None:
                     raise ArchitectureError(
                         f"{name}: tied in two roles on {space.name}, whose group is not self-dual; untie it"
                     )
+    for experts in arch.expert_spaces.values():
+        members = [arch.spaces.get(member) for member in experts.members]
+        kinds = {(s.size, s.kind) if isinstance(s, Space) and s.role == "units" else None for s in members}
+        if experts.kind != "permutation" or len(members) != experts.size or len(kinds) != 1 or None in kinds:
+            raise ArchitectureError(
+                f"space {experts.name}: expected a permutation of {experts.size} experts, each with a space of units of "
+                "one size and kind; correct its members"
+            )
     for norm in arch.norms.values():
         place = arch.spaces.get(norm.space)
         if not isinstance(place, Space):

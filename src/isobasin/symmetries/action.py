@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isobasin.arch import Architecture, Axis, HeadSpace, Term
+from isobasin.arch import Architecture, Axis, HeadSpace, Space, Term
 from isobasin.groups import Element
 from isobasin.views import Change
 
@@ -15,6 +15,7 @@ from isobasin.views import Change
 class Action:
     """The elements of some spaces of an architecture; spaces without one stay as they are.
 
+    Experts are permuted first: a tensor of an expert is read from where `source` says, and moved by `tensor`.
     Computed in float64. With `in_type`, elements of the stream and of units act in the type of the tensor: a sweep
     over a wide model holds float32, and the next sweep measures what this one did.
     """
@@ -27,11 +28,20 @@ class Action:
         """How every tensor moves that a nontrivial element touches."""
         moving = {name for name, element in self.elements.items() if not element.is_identity}
         return {
-            name: lambda t, n=name: self.tensor(n, t[n])  # type: ignore[misc]
+            name: lambda t, n=name, source=self.source(name): self.tensor(n, t[source])  # type: ignore[misc]
             for name, pattern in self.arch.tensors.items()
             for role in pattern.roles[:1]
-            if any(self.arch.space_of(term).name in moving for axis in role.axes for term in axis.terms)
+            if self.source(name) != name
+            or any(self.arch.space_of(term).name in moving for axis in role.axes for term in axis.terms)
         }
+
+    def source(self, name: str) -> str:
+        """The tensor that comes to the place of this one when experts are permuted."""
+        if name not in self.arch.expert_places:
+            return name
+        space, expert, _ = self.arch.expert_places[name]
+        order = self.elements.get(space)
+        return name if order is None else self.arch.of_expert(name, int(order.tensors()["index"][expert]))
 
     def tensor(self, name: str, tensor: Tensor) -> Tensor:
         """One tensor after the elements have acted. A tied one acts by its first role: its roles agree."""
@@ -90,3 +100,41 @@ class Action:
     def rotates(self, space: str) -> bool:
         element = self.elements.get(space)
         return element is not None and element.rotates
+
+
+Spaces = Mapping[str, Space | HeadSpace]
+
+
+def inverse_elements(elements: Mapping[str, Element], spaces: Spaces) -> dict[str, Element]:
+    """The elements that undo these: where experts are permuted, the element of a unit space belongs to the expert that
+    comes to its place, and its inverse to the place that the expert goes back to."""
+    return {name: g.inverse() for name, g in _relabelled(elements, _orders(elements, spaces, inverse=True)).items()}
+
+
+def composed_elements(
+    second: Mapping[str, Element], first: Mapping[str, Element], spaces: Spaces
+) -> dict[str, Element]:
+    """First the elements `first`, then `second`."""
+    found = _relabelled(first, _orders(second, spaces))
+    for name, g in second.items():
+        found[name] = g @ found[name] if name in found else g
+    return found
+
+
+def _orders(
+    elements: Mapping[str, Element], spaces: Spaces, *, inverse: bool = False
+) -> dict[str, str]:
+    """For the units of experts that these elements permute: those whose place they take (or, inverse, go back to)."""
+    found: dict[str, str] = {}
+    for name, g in elements.items():
+        space = spaces[name]
+        if isinstance(space, Space) and space.members:
+            index = (g.inverse() if inverse else g).tensors()["index"].tolist()
+            found |= {member: space.members[e] for member, e in zip(space.members, index)}
+    return found
+
+
+def _relabelled(elements: Mapping[str, Element], sources: Mapping[str, str]) -> dict[str, Element]:
+    """The elements where every unit space takes that of its source."""
+    names = [*(n for n in elements if n not in sources), *(n for n, source in sources.items() if source in elements)]
+    return {name: elements[sources.get(name, name)] for name in names}

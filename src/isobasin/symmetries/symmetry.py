@@ -59,9 +59,21 @@ class Symmetry:
     @property
     def formula(self) -> str:
         """The product of the groups, equal factors counted: `O(256) × 6·[S8 ≀ (H32 × GL32)]`."""
-        counted = Counter(str(group) for group in self.groups.values())
+        counted = Counter(self._text(name) for name in self.groups if name not in self._members)
         terms = [_times(n, text) for text, n in counted.items() if text != "1"]
         return " × ".join(terms) or "1"
+
+    @property
+    def _members(self) -> frozenset[str]:
+        """The units of experts that can be permuted."""
+        spaces = [self.arch.expert_spaces[name] for name in self.groups if name in self.arch.expert_spaces]
+        return frozenset(member for space in spaces for member in space.members)
+
+    def _text(self, name: str) -> str:
+        """The group of a space; that of experts together with the groups of their units."""
+        experts = self.arch.expert_spaces.get(name)
+        inside = self.groups.get(experts.members[0]) if experts else None
+        return f"{self.groups[name]} ≀ ({inside})" if inside else str(self.groups[name])
 
     def __str__(self) -> str:
         return f"{self.formula}, dimension {self.element_dim:,} + {self.free_dim:,} free directions"

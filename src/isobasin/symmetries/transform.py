@@ -14,7 +14,7 @@ from torch import Tensor
 from isobasin.arch import Architecture, HeadSpace, Norm, Space, identity_fields
 from isobasin.errors import TransformError
 from isobasin.groups import Element
-from isobasin.symmetries.action import Action
+from isobasin.symmetries.action import Action, composed_elements, inverse_elements
 from isobasin.symmetries.coordinate import Coordinate, Stage
 from isobasin.symmetries.symmetry import Symmetry, group_of, symmetry
 from isobasin.views import AsFloat64, Change, Tensors, View, chain
@@ -72,7 +72,7 @@ class Transform:
 
     def check(self, whole: Symmetry, weights: Weights) -> None:
         """Refuse a model of another architecture, elements outside their group, a rotation behind a gain."""
-        if (self.family, dict(self.spaces)) != (weights.arch.family, dict(weights.arch.spaces)):
+        if self.family != weights.arch.family or not _covers(weights.arch.spaces, self.spaces):
             raise TransformError(
                 f"the transform is for a {self.family} model with {_words(self.spaces)}, the model is "
                 f"{weights.arch.family} with {_words(weights.arch.spaces)}; use a transform made for this architecture"
@@ -117,7 +117,7 @@ class Transform:
         """Back again: inverse elements, and each coordinate to the value it came from."""
         return replace(
             self,
-            elements={name: g.inverse() for name, g in self.elements.items()},
+            elements=inverse_elements(self.elements, self.spaces),
             gauge={name: Value(v.after, v.before) for name, v in self.gauge.items()},
         )
 
@@ -128,13 +128,12 @@ class Transform:
         The function is always that of the two in turn. The weights are too, unless this one sets a coordinate that
         moves a later one which only `first` sets: that one then keeps the value `first` gave it.
         """
-        if (self.family, dict(self.spaces)) != (first.family, dict(first.spaces)):
+        spaces = {**first.spaces, **self.spaces}
+        if self.family != first.family or not all(_covers(spaces, each.spaces) for each in (self, first)):
             raise TransformError("transforms of two different architectures do not compose")
-        elements = dict(first.elements)
-        for name, g in self.elements.items():
-            elements[name] = g @ elements[name] if name in elements else g
+        elements = composed_elements(self.elements, first.elements, spaces)
         free = symmetry(arch).coordinates
-        back = Action(arch, {name: g.inverse() for name, g in first.elements.items()})
+        back = Action(arch, inverse_elements(first.elements, spaces))
         onward = Action(arch, self.elements)
         gauge: dict[str, Value] = {}
         for name in [*first.gauge, *(n for n in self.gauge if n not in first.gauge)]:
@@ -149,7 +148,7 @@ class Transform:
                 else free[name].transported(first.gauge[name].after, onward)
             )
             gauge[name] = Value(before, after)
-        return replace(self, elements=elements, gauge=gauge)
+        return replace(self, spaces=spaces, elements=elements, gauge=gauge)
 
     def header(self) -> dict[str, Any]:
         """The architecture this is for, as plain data."""
@@ -226,6 +225,14 @@ def _check_scale(scale: str, weights: Weights, action: Action) -> None:
         raise TransformError(
             f"{scale}: the transform rotates {stream}, but this scale is not folded; add the coordinate scale:{scale}"
         )
+
+
+def _covers(spaces: Mapping[str, Space | HeadSpace], part: Mapping[str, Space | HeadSpace]) -> bool:
+    """Whether these spaces are those of `part`, and at most spaces of experts beside them: transforms that were made
+    before experts could be permuted have none."""
+    extra = [space for name, space in spaces.items() if name not in part]
+    same = all(spaces.get(name) == space for name, space in part.items())
+    return same and all(space.role == "experts" for space in extra)
 
 
 def _words(spaces: Mapping[str, Space | HeadSpace]) -> str:

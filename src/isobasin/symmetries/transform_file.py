@@ -58,6 +58,7 @@ def load_transform(path: str | Path) -> Transform:
         if header["version"] != VERSION:
             raise ValueError(f"version {header['version']!r:.40}, expected {VERSION!r}")
         spaces = {name: _space(name, entry) for name, entry in header["spaces"].items()}
+        _check_members(spaces)
         family = str(header["family"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise TransformError(f"{path}: its architecture can not be read ({error}); make the transform again") from error
@@ -89,7 +90,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _space(name: str, entry: Mapping[str, Any]) -> Space | HeadSpace:
-    space = HeadSpace(**entry) if "n_heads" in entry else Space(**entry)
+    members = {"members": tuple(entry["members"])} if "members" in entry else {}
+    space = HeadSpace(**entry) if "n_heads" in entry else Space(**{**entry, **members})
     if isinstance(space, Space):
         sound = _counts(space.size) and space.kind in get_args(Kind)
     else:
@@ -99,6 +101,16 @@ def _space(name: str, entry: Mapping[str, Any]) -> Space | HeadSpace:
     if not sound or space.name != name:
         raise ValueError(f"space {name} is {dict(entry)!r:.160}")
     return space
+
+
+def _check_members(spaces: Mapping[str, Space | HeadSpace]) -> None:
+    """Experts have a space of units each."""
+    for space in spaces.values():
+        if isinstance(space, Space) and space.members:
+            units = [spaces.get(str(name)) for name in space.members]
+            sound = all(each is not None and each.role == "units" for each in units)
+            if not sound or not len(set(space.members)) == len(units) == space.size or space.kind != "permutation":
+                raise ValueError(f"space {space.name} has members {space.members!r:.160}")
 
 
 def _counts(*values: Any) -> bool:

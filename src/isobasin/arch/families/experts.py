@@ -1,6 +1,6 @@
 """Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE: Llama with a router and experts in place of the feed-forward.
 
-Each expert has units of its own. The order of the experts of a layer is a symmetry too, which is not used.
+Each expert has units of its own; the experts of a layer can be permuted together with the rows of the router.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from isobasin.arch.architecture import Architecture, Space
 from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, gated_decoder
 from isobasin.arch.families.qwen2 import qwen_windows
-from isobasin.arch.family import CAUSAL, EXPERT_ORDER, LAST_TOKEN, QUARTER_TURNS, BiasFlag, Family
+from isobasin.arch.family import CAUSAL, LAST_TOKEN, QUARTER_TURNS, BiasFlag, Family
 from isobasin.errors import ArchitectureError
 
 _MLP = "model.layers.{i}.mlp"
@@ -70,7 +70,9 @@ def _with_experts(
             layer |= {name.format(i=i): text.format(i=i) for name, text in FEED_FORWARD.items()}
             spaces.append(Space(f"ff{i}", c.size("intermediate_size"), "scaled", layer=i, label="ff"))
             continue
-        layer[names.router.format(i=i)] = f".{n_experts} m{i}*"
+        layer[names.router.format(i=i)] = f"experts{i} m{i}*"
+        members = tuple(f"ff{i}_{e}" for e in range(n_experts))
+        spaces.append(Space(f"experts{i}", n_experts, "permutation", members=members, layer=i, label="router"))
         for e in range(n_experts):
             layer |= _unit_modules(names.expert.format(i=i, e=e), f"ff{i}_{e}", i, names)
             spaces.append(Space(f"ff{i}_{e}", d_ff, "scaled", layer=i, label="expert"))
@@ -118,7 +120,6 @@ FAMILIES = (
         bias_flags=(BiasFlag("", False, r"\b(self_attn|block_sparse_moe)\.\S+\.bias$"),),
         aliases={"num_experts": "num_local_experts"},
         fused=True,
-        unused=(EXPERT_ORDER,),
         example=(
             "Mixtral 8x7B",
             {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32}
@@ -141,7 +142,6 @@ FAMILIES = (
             _NO_UNIT_BIASES,
         ),
         fused=True,
-        unused=(EXPERT_ORDER,),
         example=(
             "Qwen1.5 MoE A2.7B",
             {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24}
@@ -161,10 +161,7 @@ FAMILIES = (
         bias_flags=(BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"), _NO_UNIT_BIASES),
         aliases={"num_experts": "num_local_experts"},
         fused=True,
-        unused=(
-            EXPERT_ORDER,
-            QUARTER_TURNS,
-        ),
+        unused=(QUARTER_TURNS,),
         example=(
             "Qwen3 30B A3B",
             {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 48}
@@ -182,10 +179,7 @@ FAMILIES = (
         bias_flags=(BiasFlag("attention_bias", False, r"\bself_attn\.\w+\.bias$"), _NO_UNIT_BIASES),
         aliases={"num_local_experts": "num_experts"},
         fused=True,
-        unused=(
-            EXPERT_ORDER,
-            QUARTER_TURNS,
-        ),
+        unused=(QUARTER_TURNS,),
         example=(
             "OLMoE 1B-7B",
             {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 16}
