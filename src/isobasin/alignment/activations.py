@@ -148,7 +148,8 @@ def _shown(arch: Architecture) -> Iterator[tuple[str, str, Norm | None]]:
     for norm in arch.norms.values():
         if norm.space in arch.streams:
             yield norm.gain, f"norm:{norm.name}", norm
-    found = set(arch.streams)
+    # Experts of a layer run together, so their units do not show.
+    found = {*arch.streams, *(unit for space in arch.expert_spaces.values() for unit in space.members)}
     for name, pattern in arch.tensors.items():
         if pattern.buffer or len(arch.shapes[name]) != 2:
             continue

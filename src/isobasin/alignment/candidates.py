@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from isobasin.alignment.descent import SWEEPS, solve
+from isobasin.alignment.descent import SWEEPS
+from isobasin.alignment.experts import solve_with_experts
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.heads import HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem
@@ -71,8 +72,7 @@ def align_by_transform(b: Weights, a: Weights, scope: str, transform: Transform,
 def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], options: AlignOptions) -> Evaluation:
     """One problem: match, make candidates, take the one that comes closest."""
     tell = options.on_progress if problem.moves_stream else None
-    state = solve(problem, on_sweep=(lambda done, _: tell(done, SWEEPS)) if tell else None)
-    elements = problem.without_scales(state.elements)
+    state, elements = solve_with_experts(problem, on_sweep=(lambda done, _: tell(done, SWEEPS)) if tell else None)
     if not options.only_if_closer:
         transform = with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device)
         return evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)

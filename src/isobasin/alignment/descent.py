@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from isobasin.alignment.heads import HeadMatch, HeadMatcher, NoHeadMatcher
+from isobasin.alignment.heads import HeadMatch, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem, Elements, overlap, squared_distance
 from isobasin.arch import HeadSpace
 from isobasin.errors import VerificationError
@@ -55,15 +55,6 @@ def solve(problem: AlignmentProblem, *, sweeps: int = SWEEPS, on_sweep: OnSweep 
     if problem.wide:
         return _solve_wide(problem, sweeps, on_sweep)
     return _solve_small(problem, sweeps, on_sweep)
-
-
-def nearest_elements(a: Weights, b: Weights, scope: str, matcher: HeadMatcher, device: torch.device) -> Elements:
-    """The elements of a scope that bring B closest to A, between the models as they are; free coordinates apart."""
-    problem = AlignmentProblem(a, b, symmetry(b.arch).scoped(scope), matcher, device)
-    found: dict[str, Element] = {}
-    for part in problem.independent_parts():
-        found |= part.without_scales(solve(part).elements)
-    return found
 
 
 def _solve_small(problem: AlignmentProblem, sweeps: int, on_sweep: OnSweep) -> SweepState:

@@ -20,6 +20,7 @@ from isobasin.symmetries.action import Action
 from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.normal_form import NormalForm
 from isobasin.symmetries.symmetry import Symmetry, symmetry
+from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64, Tensors
 from isobasin.weights import Weights
 
@@ -141,6 +142,21 @@ class AlignmentProblem:
         """The spaces whose tensors take part: all of them where the stream moves, else those that move themselves."""
         every = [name for name, tensors in self.arch.blocks.items() if tensors]
         return [name for name in every if self.moves_stream or name in self.part.groups]
+
+    @cached_property
+    def orders_experts(self) -> tuple[str, ...]:
+        """The spaces of experts that may be permuted."""
+        return tuple(name for name in self.arch.expert_spaces if name in self.part.groups)
+
+    def with_expert_order(self, order: Elements) -> "AlignmentProblem":
+        """The same problem with B's experts in this order, which stays."""
+        if not self.orders_experts:
+            return self
+        groups = {name: group for name, group in self.part.groups.items() if name not in self.orders_experts}
+        moved = Transform(self.arch.family, dict(self.arch.spaces), order).apply(self.b)
+        other = replace(self, b=moved, part=replace(self.part, groups=groups))
+        other.__dict__.update(form_a=self.form_a)
+        return other
 
     def with_matcher(self, matcher: HeadMatcher) -> "AlignmentProblem":
         """The same problem with another matcher of heads, and the same normal forms."""

@@ -243,19 +243,22 @@ class LayerCheck:
         return found
 
     def _spaces(self, layer: int) -> list[Space | HeadSpace]:
-        spaces = [space for space in self.arch.spaces.values() if space.layer == layer]
+        spaces = [s for s in self.arch.spaces.values() if s.layer == layer and s.role != "experts"]
         return [space for space in spaces if self.part.moves_stream or space.name in self.part.groups]
 
     def _run(self, layer: int, tensors: Tensors, action: Action) -> Float[Tensor, "t d"]:
-        """What a layer adds to random streams, moved as its model is."""
+        """What a layer adds to random streams, moved as its model is. What reads one norm reads one stream, as experts
+        may change places; each expert counts with its output of the router, as if all were chosen."""
         rng = torch.Generator().manual_seed(layer)
-        total = torch.zeros(())
+        total, streams = torch.zeros(()), dict[Norm | None, Tensor]()
         for space in self._spaces(layer):
             norm = self.arch.norm_of(space)
             stream = self._written(layer) if norm is None else self.arch.streams[norm.space]
             device = tensors[self.arch.blocks[space.name][0]].device
-            drawn = torch.randn(LENGTH, stream.size, generator=rng, dtype=torch.float64).to(device)
-            drawn = _normalised(drawn, "rms" if norm is None else norm.kind)
+            if norm is None or norm not in streams:
+                drawn = torch.randn(LENGTH, stream.size, generator=rng, dtype=torch.float64).to(device)
+                streams[norm] = _normalised(drawn, "rms" if norm is None else norm.kind)
+            drawn = streams[norm]
             z = action.act(drawn, -1, Axis((Term(stream.name),)))
             x = z if norm is None else _read(self.arch, tensors, norm, z)
             out = None
@@ -270,6 +273,7 @@ class LayerCheck:
                     source = _read(self.arch, tensors, other, z)
                 out = _attention(self.arch, space, tensors, x, source)
             out = out if out is not None else _units(self.arch, space, tensors, x)  # type: ignore[arg-type]
+            out = out * self._share(space, tensors, x)
             for writer in self._writers(space):
                 out = out * self._scale(writer, tensors)
             total = total + (out + x if norm and norm.skip else out)  # after a post-norm the stream itself goes on
@@ -294,6 +298,16 @@ class LayerCheck:
         """The weights that read a space and write to the stream."""
         carriers = self.arch.carriers(space.vo if isinstance(space, HeadSpace) else space.name)
         return [name for name, *_, term in carriers if term.dual and len(self.arch.shapes[name]) > 1]
+
+    def _share(self, space: Space | HeadSpace, tensors: Tensors, x: Float[Tensor, "t d"]) -> Tensor | float:
+        """The output of the router for the units of an expert; 1 for anything else."""
+        for experts in self.arch.expert_spaces.values():
+            if space.name in experts.members:
+                (router,) = (name for name in self.arch.blocks[experts.name] if len(self.arch.shapes[name]) > 1)
+                bias = self.arch.bias_of(router)
+                scores = x @ tensors[router].mT + (tensors[bias] if bias else 0.0)
+                return scores.softmax(-1)[:, [experts.members.index(space.name)]]
+        return 1.0
 
     def _scale(self, writer: str, tensors: Tensors) -> Tensor | float:
         scale = self.arch.scale_of(writer)

@@ -678,8 +678,8 @@ def _validate(arch: Architecture) -> None:
         kinds = {(s.size, s.kind) if isinstance(s, Space) and s.role == "units" else None for s in members}
         if experts.kind != "permutation" or len(members) != experts.size or len(kinds) != 1 or None in kinds:
             raise ArchitectureError(
-                f"space {experts.name}: expected a permutation of {experts.size} experts, each with a space of units of "
-                "one size and kind; correct its members"
+                f"space {experts.name}: expected a permutation of {experts.size} experts, each with a space of units, "
+                "all of one size and kind; correct its members"
             )
     for norm in arch.norms.values():
         place = arch.spaces.get(norm.space)

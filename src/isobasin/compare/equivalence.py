@@ -384,14 +384,16 @@ def refine_transform(a: Weights, b: Weights, transform: Transform, device: torch
     alignment; the result is mapped back to A's own gauge.
     """
     whole = symmetry(b.arch)
-    problem = AlignmentProblem(a, b, whole, WeightMatching(scope="model"), device, exact=True)
-    scales = {name: (problem.form_a.balance(name), problem.form_b.balance(name)) for name in whole.groups}
+    order = {name: g for name, g in transform.elements.items() if name in b.arch.expert_spaces}
+    problem = AlignmentProblem(a, b, whole, WeightMatching(scope="model"), device, exact=True).with_expert_order(order)
+    groups = problem.part.groups
+    scales = {name: (problem.form_a.balance(name), problem.form_b.balance(name)) for name in groups}
     start = {
         name: scales[name][0] @ transform.elements.get(name, each.identity()) @ scales[name][1].inverse()
-        for name, each in whole.groups.items()
+        for name, each in groups.items()
     }
     found = descend(problem, start, most=REFINING_SWEEPS).elements
-    elements = {name: scales[name][0].inverse() @ g @ scales[name][1] for name, g in found.items()}
+    elements = order | {name: scales[name][0].inverse() @ g @ scales[name][1] for name, g in found.items()}
     return with_reference_gauge(a, b, whole, elements, device)
 
 

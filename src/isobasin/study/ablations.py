@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.align import align
-from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.experts import nearest_elements
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.head_linear import Method
 from isobasin.alignment.heads import match_heads, permuted

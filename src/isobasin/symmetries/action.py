@@ -28,7 +28,7 @@ class Action:
         """How every tensor moves that a nontrivial element touches."""
         moving = {name for name, element in self.elements.items() if not element.is_identity}
         return {
-            name: lambda t, n=name, source=self.source(name): self.tensor(n, t[source])  # type: ignore[misc]
+            name: lambda t, n=name: self.tensor(n, t[self.source(n)])  # type: ignore[misc]
             for name, pattern in self.arch.tensors.items()
             for role in pattern.roles[:1]
             if self.source(name) != name
@@ -121,9 +121,7 @@ def composed_elements(
     return found
 
 
-def _orders(
-    elements: Mapping[str, Element], spaces: Spaces, *, inverse: bool = False
-) -> dict[str, str]:
+def _orders(elements: Mapping[str, Element], spaces: Spaces, *, inverse: bool = False) -> dict[str, str]:
     """For the units of experts that these elements permute: those whose place they take (or, inverse, go back to)."""
     found: dict[str, str] = {}
     for name, g in elements.items():
