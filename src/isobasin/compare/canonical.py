@@ -1,6 +1,6 @@
 """The canonical point of a model: one representative of its orbit, the same for every member up to rounding.
 
-The stream is brought to its canonical frame (`stream_frames`). In that frame the order of heads and units,
+The stream is brought to its canonical frame (`stream_frames`). In that frame the order of experts, heads and units,
 their signs and the factor inside each head are chosen by comparison with fixed numbers.
 """
 
@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from isobasin.alignment.experts import signatures
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.compare.stream_frame import fixed_numbers, in_frame, stream_frames
 from isobasin.compare.uncertainty import (
@@ -66,9 +67,14 @@ def canonical_point(weights: Weights) -> CanonicalPoint:
     # A stream in doubt leaves nothing certain in the layers: it alone is reported.
     known = (found.uncertainty for found in frames.values() if found.uncertainty <= LIMIT)
     error = noise_of(weights) + max(known, default=0.0)
+    orders, more = _expert_orders(model, frame, error)
+    if orders:
+        elements, doubts = {**elements, **orders}, [*doubts, *more]
+        ordered = Transform(weights.arch.family, dict(weights.arch.spaces), orders).apply(weights)
+        model = NormalForm.for_comparison(ordered)
     sizes: dict[str, float] = {}
     for space in model.spaces:
-        if space in groups:
+        if space in groups and space not in orders:
             elements[space], more, sizes[space] = _block_element(model, space, frame, error)
             doubts += more
     for space, size in sizes.items():
@@ -98,6 +104,23 @@ def _block_element(model: NormalForm, space: str, frame: Action, error: float) -
         return balance, [], size
     units, doubts = _canonical_units(model.arch, place, moved, error)
     return units @ cast(Monomial, balance), doubts, size
+
+
+def _expert_orders(model: NormalForm, frame: Action, error: float) -> tuple[dict[str, Element], list[Doubt]]:
+    """The experts of each layer sorted by the products of their rows of the router with fixed numbers."""
+    found: dict[str, Element] = {}
+    doubts: list[Doubt] = []
+    for space in model.arch.expert_spaces:
+        parts = signatures(model, space, frame)
+        rows = parts[0]
+        keys = rows @ fixed_numbers("experts", rows.shape[1])
+        index = torch.argsort(keys, stable=True)
+        pairs = ties(keys, error * rows.norm(dim=1), index)
+        reason = f"{len(pairs)} pairs of experts have sort keys that agree up to rounding"
+        whole = torch.cat([part / part.norm().clamp_min(1e-300) for part in parts], 1)
+        doubts += large_doubts(space, reason, swap_uncertainty(whole, pairs))
+        found[space] = Monomial(index, torch.ones(len(index), dtype=torch.float64))
+    return found, doubts
 
 
 # -- heads ----------------------------------------------------------------------------------------------------------

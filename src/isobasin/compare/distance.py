@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from isobasin.alignment.comparable import check_comparable
+from isobasin.alignment.experts import best_order
 from isobasin.alignment.heads import match_heads
 from isobasin.alignment.problem import overlap
 from isobasin.arch import Architecture, HeadSpace, Space
@@ -27,6 +28,7 @@ from isobasin.symmetries import group_of, symmetry
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.normal_form import NormalForm, block_tensors
+from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
 NULL_SAMPLES = 8
@@ -94,11 +96,11 @@ class BlockPair:
         return BlockPair(a.arch, space_a, {n: tensors_a[n] for n in kept}, {n: moved[n] for n in kept})
 
     def element(self) -> Element | None:
-        """The element of this space that brings B's block closest to A's; None for the stream, which is moved already,
-        and where the space has no group."""
+        """The element of this space that brings B's block closest to A's; None for the stream and for experts, which
+        are moved already, and where the space has no group."""
         group = symmetry(self.arch).groups.get(self.space)
         place = self.arch.spaces[self.space]
-        if group is None or place.role == "stream":
+        if group is None or place.role in ("stream", "experts"):
             return None
         found: Element
         if isinstance(place, HeadSpace):
@@ -409,6 +411,7 @@ def distance(
     place = device or torch.device("cpu")
     one, two = NormalForm.for_comparison(a, place), NormalForm.for_comparison(b, place)
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
+    two = _with_paired_experts(one, two) if same_depth else two
     matrix = None
     if layers or not same_depth:
         _require_equal_layers(a.arch)
@@ -426,6 +429,18 @@ def distance(
     models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
     null = _null_similarities(one, models, pairs, by_all_blocks, report)
     return _result(a, b, found, null, matrix, seed)
+
+
+def _with_paired_experts(a: NormalForm, b: NormalForm) -> NormalForm:
+    """B with its experts in the order in which they come closest to A's, given a map of the streams or none."""
+    spaces = tuple(b.arch.expert_spaces)
+    if not spaces:
+        return b
+    found = stream_maps(a, b, [(s, s) for s in a.spaces])[0]
+    orders = (best_order(a, b, Action(b.arch, maps), spaces) for maps in (found, dict[str, Element]()))
+    order, _ = min(orders, key=lambda each: each[1])
+    moved = Transform(b.arch.family, dict(b.arch.spaces), order).apply(b.weights)
+    return NormalForm.for_comparison(moved, b.device)
 
 
 def _require_equal_layers(arch: Architecture) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
-from isobasin.compare.stream_frame import fixed_numbers, stream_rows, tables
+from isobasin.compare.stream_frame import fixed_numbers, joint_blocks, stream_rows, tables
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
 from isobasin.errors import IsobasinError
@@ -169,8 +169,13 @@ def invariants(weights: Weights) -> Tensor:
         found["vectors"] += [_plain(f"constants {name}", values) for name, values in sketch.constants.items()]
         rest = {}
     found["vectors"] += _copied_features(weights)
-    for space in model.spaces:
+    for space, *experts in joint_blocks(model):
         place = weights.arch.spaces[space]
+        if experts:
+            joint, vectors = _expert_features(model, space, experts, sketches)
+            products.append(joint)
+            found["vectors"] += vectors
+            continue
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
         if isinstance(place, HeadSpace):
             m = _with_constants(model, place, attention_matrices(weights.arch, place, tensors))
@@ -180,7 +185,7 @@ def invariants(weights: Weights) -> Tensor:
             features = _head_features(m, place, around)
             found["vectors"] += _table_features(weights.arch, m, place, tensors, around)
         else:
-            features = _unit_features(model, place, tensors, sketches)
+            features = [_unit_features(model, place, tensors, sketches)]
         products += features
         found["vectors"] += _vector_features(model, space, tensors, sketches)
     for kind, values in _relative_products(products, min(noise_of(weights), 1e-3)).items():
@@ -379,9 +384,7 @@ def _product_size(x: Tensor, y: Tensor) -> Tensor:
     return ((x.mT @ x) * (y.mT @ y)).sum()
 
 
-def _unit_features(
-    model: NormalForm, space: Space, tensors: Tensors, sketches: Mapping[str, _Sketch]
-) -> list[_Product]:
+def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketches: Mapping[str, _Sketch]) -> _Product:
     """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
@@ -405,7 +408,33 @@ def _unit_features(
     gate = seen["permuted"] if gated else torch.ones_like(seen["dual"])
     terms = gate * seen["primal"] * seen["dual"]
     size = (sizes["primal"] * sizes["dual"] * (sizes["permuted"] if gated else 1)).sum()
-    return [_Product("ff", terms.sum(1), terms.square().sum(1).sqrt(), size)]
+    return _Product("ff", terms.sum(1), terms.square().sum(1).sqrt(), size)
+
+
+def _expert_features(
+    model: NormalForm, space: str, experts: Sequence[str], sketches: Mapping[str, _Sketch]
+) -> tuple[_Product, list[Tensor]]:
+    """Of the experts of a layer, whose order does not count: the sum of their `ff`; and as vectors, products of their
+    rows of the router, the same sum with each expert times its row, and the size of the router."""
+    (router,) = (name for name in model.arch.blocks[space] if len(model.arch.shapes[name]) > 1)
+    stream = model.arch.stream_of(router)
+    assert stream is not None, router
+    rows, sketch = model.read(router).to("cpu", torch.float64), sketches[stream.name]
+    left, right = rows @ sketch.left.mT, rows @ sketch.right.mT
+    each = []
+    for name in experts:
+        tensors = {n: t.to("cpu", torch.float64) for n, t in model.folded(name).items()}
+        place = model.arch.spaces[name]
+        assert isinstance(place, Space)
+        each.append(_unit_features(model, place, tensors, sketches))
+    values, norms = (torch.stack([getattr(product, key) for product in each]) for key in ("value", "norm"))
+    joint = _Product("ff", values.sum(0), norms.norm(dim=0), torch.stack([p.size for p in each]).sum())
+    vectors = [
+        _ratio((left * right).sum(0), rows.square().sum() / len(rows) ** 0.5),
+        _ratio((left * values).sum(0), (rows.norm(dim=1)[:, None] * norms).norm(dim=0)),
+        _log_root(rows.square().mean()).expand(EACH),
+    ]
+    return joint, vectors
 
 
 def _axes(model: NormalForm, name: str) -> tuple[Axis, ...]:

@@ -100,6 +100,13 @@ def tables(
             yield name, axis, term.permutation_part
 
 
+def joint_blocks(model: NormalForm) -> list[tuple[str, ...]]:
+    """The blocks of the model one by one, but experts together, behind their router: their order may not count."""
+    experts = model.arch.expert_spaces
+    members = {member for space in experts.values() for member in space.members}
+    return [(name, *(experts[name].members if name in experts else ())) for name in model.spaces if name not in members]
+
+
 def stream_rows(
     model: NormalForm, stream: str, spaces: Iterable[str], known: Action | None = None
 ) -> Iterator[tuple[str, Tensor]]:
@@ -173,11 +180,12 @@ def _rotation(model: NormalForm, space: Space, known: Action) -> Frame:
 def _add_linear_responses(model: NormalForm, stream: Space, found: _Rows) -> None:
     """Add the images of the tables under one layer after the other until they span the stream."""
     rows = found.centre @ found.product @ found.centre
-    for name in (name for name in model.spaces if _is_between(model, name, stream)):
-        image = _linear_response(model, name, rows)
-        if image is None:
+    for first, *experts in joint_blocks(model):
+        spaces = [name for name in experts or [first] if _is_between(model, name, stream)]
+        images = [image for name in spaces if (image := _linear_response(model, name, rows)) is not None]
+        if not images:
             continue
-        rows = found.add_image(f"through {name}", image @ found.centre)
+        rows = found.add_image(f"through {first}", torch.stack(images).sum(0) @ found.centre)
         if found.spanning:
             break
 
@@ -246,10 +254,12 @@ def _span(found: _Rows) -> Float[Tensor, "d k"]:
 def _on_stream(model: NormalForm, stream: Space) -> Iterator[tuple[str, Float[Tensor, "m d"]]]:
     """The balanced matrices of all blocks with an axis on the stream, one row for every column of a head and every
     unit; without means where the stream has a sign of its own, since means hold constants there."""
-    for space in model.spaces:
-        for index, x in enumerate(_block_on_stream(model, space, stream)):
+    for first, *experts in joint_blocks(model):
+        blocks = [_block_on_stream(model, name, stream) for name in experts] or [iter(())]
+        parts = [*_block_on_stream(model, first, stream), *(torch.cat(each) for each in zip(*blocks, strict=True))]
+        for index, x in enumerate(parts):
             centred = x - x.mean(1, keepdim=True) if stream.kind == "permutation±" else x
-            yield f"through {space} {index}", centred
+            yield f"through {first} {index}", centred
 
 
 def _block_on_stream(model: NormalForm, space: str, stream: Space) -> Iterator[Float[Tensor, "m d"]]:

@@ -92,7 +92,8 @@ class PermutationProposals:
 
     def __init__(self, part: Symmetry, processes: ProcessGroup) -> None:
         self._part, self._processes = part, processes
-        self._groups = {name: group for name, group in part.groups.items() if part.arch.spaces[name].permutes}
+        permuted = [n for n, space in part.arch.spaces.items() if space.permutes and space.role != "experts"]
+        self._groups = {name: group for name, group in part.groups.items() if name in permuted}
         self._tensors = {name: _tensors_with(part, name) for name in self._groups}
         self._grads: dict[str, Tensor] = {}
 

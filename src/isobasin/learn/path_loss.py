@@ -96,7 +96,8 @@ class LinearPath:
         start = {name: form_a[name].to(device, torch.float32) for name in names}
         # Contiguous, however B was moved: another memory layout sums in another order and rounds differently.
         end = {
-            name: action.tensor(name, form_b[name].double()).to(device, torch.float32).contiguous() for name in names
+            name: action.tensor(name, form_b[action.source(name)].double()).to(device, torch.float32).contiguous()
+            for name in names
         }
         return cls(form_a, module, held, start, end)
 
@@ -111,7 +112,7 @@ class LinearPath:
     def moved(self, elements: Mapping[str, Element]) -> dict[str, Tensor]:
         """B's tensors moved by these elements."""
         action = Action(self.reference.arch, elements)
-        return {name: action.tensor(name, tensor) for name, tensor in self.b.items()}
+        return {name: action.tensor(name, self.b[action.source(name)]) for name in self.b}
 
     def loss(
         self, moved: Mapping[str, Tensor], lam: float | Tensor, batch: Batch, autocast: torch.dtype | None = None

@@ -32,7 +32,7 @@ class Component:
 def components(arch: Architecture) -> tuple[Component, ...]:
     """Every component of this architecture, layer by layer."""
     written = {writer.weight for stream in arch.streams for writer in arch.writers(stream)}
-    layered = [space for space in arch.spaces.values() if space.layer is not None]
+    layered = [space for space in arch.spaces.values() if space.layer is not None and space.role != "experts"]
     found = []
     for space in sorted(layered, key=lambda space: (space.layer, space.role)):
         carried = set(arch.blocks[space.name])
