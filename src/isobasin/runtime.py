@@ -244,6 +244,18 @@ def places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     return {name: place for name, place in found.items() if name in weights.arch.tensors}
 
 
+def separate_places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
+    """As `places`, for work on single parameters: an error where a tensor has none of its own (experts)."""
+    found = places(weights, model)
+    for name, pattern in weights.arch.tensors.items():
+        if not pattern.buffer and name not in found:
+            raise IsobasinError(
+                f"{name}: transformers holds it under another name or in one parameter with other tensors, expected a "
+                f"parameter of its own: learning and --explain are not supported for {weights.arch.family} models"
+            )
+    return found
+
+
 def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
     """The model itself, in float32, ready to run: ours, or the class of transformers that config.json names.
 

@@ -16,6 +16,8 @@ from isobasin.arch.architecture import _validate
 from isobasin.compare.canonical import canonical_point
 from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
 from isobasin.groups import Monomial
+from isobasin.learn.path_loss import LinearPath
+from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import Transform, scramble
 from isobasin.symmetries.transform_file import load_transform, save_transform
@@ -159,6 +161,14 @@ def test_merging_pairs_experts() -> None:
     a = mt.weights("mixtral-untied")
     b = held(scramble(a, seed=3).apply(a))
     assert largest_difference(held(ib.merge([a, b], matcher=ib.WeightMatching()).weights), held(a)) <= 1e-6
+
+
+def test_learning_and_explanations_are_refused_where_experts_share_a_parameter() -> None:
+    a = mt.weights("mixtral-untied")
+    with pytest.raises(ib.IsobasinError, match="learning and --explain are not supported for mixtral"):
+        LinearPath.between(a, a, symmetry(a), {}, torch.device("cpu"))
+    with pytest.raises(ib.IsobasinError, match="learning and --explain are not supported for mixtral"):
+        _ = FlatModel.of(a).places
 
 
 def test_transforms_made_before_experts_could_be_permuted_are_still_read(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from isobasin.groups import Element
 from isobasin.learn.data import regroup
 from isobasin.path.barrier import barrier, grid
 from isobasin.path.evaluation import FlatModel, to_device
-from isobasin.runtime import logits, module_of, places
+from isobasin.runtime import logits, module_of, separate_places
 from isobasin.symmetries import Symmetry
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.normal_form import to_normal_form
@@ -91,7 +91,7 @@ class LinearPath:
         form_a, form_b = (to_normal_form(m, part.coordinates).apply(m) for m in (a, b))
         action = Action(b.arch, elements)
         module = module_of(form_a, attention="sdpa").to(device).requires_grad_(False)
-        held = places(form_a, module)
+        held = separate_places(form_a, module)
         names = [name for name in held if not a.arch.tensors[name].buffer]
         start = {name: form_a[name].to(device, torch.float32) for name in names}
         # Contiguous, however B was moved: another memory layout sums in another order and rounds differently.

@@ -16,7 +16,7 @@ from isobasin.alignment.comparable import check_comparable
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.path.barrier import Curve, grid
-from isobasin.runtime import logits, module_of, places
+from isobasin.runtime import logits, module_of, separate_places
 from isobasin.tasks import Batch, Task
 from isobasin.tasks.task import MetricSums
 from isobasin.weights import Weights
@@ -68,7 +68,7 @@ class FlatModel:
     @cached_property
     def places(self) -> dict[str, str]:
         """The name of the parameter that holds each tensor of the architecture."""
-        return places(self.weights, self.module)
+        return separate_places(self.weights, self.module)
 
     @torch.inference_mode()
     def metric_sums(self, batches: Iterable[Batch]) -> MetricSums | None:
