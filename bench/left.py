@@ -21,7 +21,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import isobasin as ib
-from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.experts import nearest_elements
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.learn.trainer import TrainConfig, learn
 from isobasin.symmetries import symmetry

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import isobasin as ib
-from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.experts import nearest_elements
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.learn.trainer import TrainConfig, learn
 from isobasin.path.evaluation import evaluate_path

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import isobasin as ib
-from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.experts import nearest_elements
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.groups import Element, Monomial
 from isobasin.learn.matching import LearnedMatching

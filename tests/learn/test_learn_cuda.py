@@ -8,7 +8,7 @@ import learn_subjects as subjects
 import pytest
 import torch
 
-from isobasin.alignment.descent import nearest_elements
+from isobasin.alignment.experts import nearest_elements
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.files import ResumeFile
 from isobasin.learn.parameters import GroupParameters
