@@ -256,13 +256,14 @@ def separate_places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     return found
 
 
-def module_of(weights: Weights, *, attention: str = "eager") -> torch.nn.Module:
+def module_of(weights: Weights, *, attention: str = "eager", cache: bool = False) -> torch.nn.Module:
     """The model itself, in float32, ready to run: ours, or the class of transformers that config.json names.
 
-    `attention` is how transformers computes it: `eager` is the plain formula, `sdpa` is faster.
+    `attention` is how transformers computes it: `eager` is the plain formula, `sdpa` is faster. `cache`: with a cache
+    of keys and values, as when text is generated.
     """
     if not weights.family.own:
-        return _pretrained(weights, attention)
+        return _pretrained(weights, attention, cache)
     from isobasin.model import ModelConfig, Transformer
 
     with torch.device("meta"):  # no random initialisation that is replaced at once
@@ -321,8 +322,9 @@ def _available(kind: Any, attention: str) -> str:
     return attention if attention != "sdpa" or getattr(kind, "_supports_sdpa", False) else "eager"
 
 
-def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
+def _pretrained(weights: Weights, attention: str, cache: bool) -> torch.nn.Module:
     kind, config, options = pretrained_class(weights)
+    config.use_cache = cache
     attention = _available(kind, attention)
     state = weights.state_dict("float32")
     try:
@@ -350,10 +352,12 @@ def _pretrained(weights: Weights, attention: str) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class Runner:
-    """A model that is ready to run: loaded as a whole, or streamed where it is large. `attention` as in `module_of`."""
+    """A model that is ready to run: loaded as a whole, or streamed where it is large. `attention` and `cache` as in
+    `module_of`."""
 
     weights: Weights
     attention: str = "eager"
+    cache: bool = False
 
     @property
     def streamed(self) -> bool:
@@ -363,7 +367,7 @@ class Runner:
     @cached_property
     def module(self) -> torch.nn.Module:
         load = _streamed_module if self.streamed else module_of
-        return load(self.weights, attention=self.attention)
+        return load(self.weights, attention=self.attention, cache=self.cache)
 
     def run(self, inputs: Sequence[Inputs]) -> list[Tensor]:
         """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
@@ -394,10 +398,11 @@ class _EmptyOnMeta(TorchFunctionMode):
         return func(*args, **settings)
 
 
-def _streamed_module(weights: Weights, *, attention: str) -> torch.nn.Module:
+def _streamed_module(weights: Weights, *, attention: str, cache: bool) -> torch.nn.Module:
     """The transformers class that config.json names, in float32; hooks read the weights of a module before it runs and
     drop them afterwards."""
     kind, config, options = pretrained_class(weights)
+    config.use_cache = cache
     with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = kind._from_config(
             config, attn_implementation=_available(kind, attention), dtype=torch.float32, **options

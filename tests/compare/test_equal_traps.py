@@ -427,6 +427,21 @@ def test_keys_of_encoder_decoder_models_count(name: str, keys: dict[str, object]
     assert ib.equivalent(a, b).answer != "same"
 
 
+@pytest.mark.parametrize("name", ["t5-relu", "mt5-gated", "umt5-gated"])
+def test_a_key_that_acts_through_the_cache_alone_makes_models_different(name: str) -> None:
+    a, b = changed_config(name, is_encoder_decoder=False)
+    found = ib.equivalent(a, b)
+    assert found.answer == "different", found
+    assert found.evidence.settings == {"is_encoder_decoder": (True, False)}
+    assert not ib.fingerprint(a).matches(ib.fingerprint(b))
+
+
+def test_an_encoder_alone_has_no_cache_of_keys_and_values() -> None:
+    a, b = changed_config("t5-encoder", is_encoder_decoder=True)
+    assert ib.equivalent(a, b).answer == "same"
+    assert ib.fingerprint(a).matches(ib.fingerprint(b))
+
+
 def test_an_older_key_that_another_one_overrides_does_not_count() -> None:
     a, b = changed_config("t5-relu", feed_forward_proj="silu")
     assert ib.equivalent(a, b).answer == "same"

@@ -5,12 +5,13 @@ which the outputs differ by far more than rounding explains is a witness that th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import torch
 from torch import Tensor
 
+from isobasin.errors import ArchitectureError
 from isobasin.rounding import perturbed, rounding_units
 from isobasin.runtime import (
     Inputs,
@@ -179,13 +180,14 @@ class OutputComparison:
     precision: str
     seed: int
     attention: str = "eager"
+    cache: bool = False
 
     @property
     def streamed(self) -> bool:
         return Runner(self.a).streamed or Runner(self.b).streamed
 
     def _runner(self, weights: Weights) -> Runner:
-        return Runner(weights, self.attention)
+        return Runner(weights, self.attention, self.cache)
 
     def compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
         """Differences and noise floors; the floor of an input is at least the median over these inputs, because some
@@ -204,6 +206,16 @@ class OutputComparison:
             ComparedInput(probe, x, y, output_difference(x, y, x), max(floor, usual))
             for probe, x, y, floor in zip(probes, outputs_a, outputs_b, floors)
         ]
+
+    def compare_as_generated(self, probes: Sequence[Probe]) -> list[ComparedInput]:
+        """The same inputs in the other implementation of attention and with a cache of keys and values: some config
+        keys act there alone. Without a cache, or empty, where transformers can not run both models so."""
+        for cache in (True, False):
+            try:
+                return replace(self, attention="sdpa", cache=cache).compare(probes)
+            except ArchitectureError:
+                continue
+        return []
 
     def with_row_probes(
         self, compared: list[ComparedInput], rows: Mapping[str, tuple[int, ...]]

@@ -93,8 +93,11 @@ def _activation(config: Mapping[str, Any], default: str) -> tuple[str, bool]:
 
 
 def _derived(config: Mapping[str, Any], *, proj: str) -> dict[str, Any]:
-    """The outputs of T5's decoder are scaled before a head that was tied once, whatever the file has."""
+    """The outputs of T5's decoder are scaled before a head that was tied once, whatever the file has. A model that is
+    not called an encoder-decoder has one cache of keys and values for both kinds of attention; encoders have none."""
     found: dict[str, Any] = dict(zip(("dense_act_fn", "is_gated_act"), _activation(config, proj)))
+    encoder = Fields(config).architecture.endswith("EncoderModel")
+    found["is_encoder_decoder"] = encoder or bool(config.get("is_encoder_decoder", True))
     if config.get("model_type") == "t5" and not Fields(config).architecture.endswith("Model"):
         tied = config.get("tie_word_embeddings") is not False
         found["scale_decoder_outputs"] = bool(config.get("scale_decoder_outputs", tied))
@@ -112,6 +115,7 @@ FAMILIES = tuple(
         f"{stem}ForConditionalGeneration",
         _HEADS,
         settings={"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128},
+        rare_settings={"is_encoder_decoder": True},
         derived_settings=partial(_derived, proj=proj),
         inputs=ModelInputs(decoder=True, bidirectional=True),
         aliases={
