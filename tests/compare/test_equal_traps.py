@@ -473,3 +473,19 @@ def test_a_copy_with_zeros_in_a_table_of_relative_positions_is_the_same() -> Non
     names = [n for n in a if "relative_attention_bias" in n]
     sparse = with_tensors(a, {n: a[n] * (torch.arange(len(a[n])) % 2)[:, None] for n in names})
     assert ib.equivalent(sparse, scrambled_file(sparse, seed=1)).answer == "same"
+
+
+def test_listed_kinds_of_layers_count_where_no_window_is_switched_on() -> None:
+    a, b = changed_config("qwen2_moe-untied", layer_types=["sliding_attention"] * 2)
+    assert not ib.fingerprint(a).matches(ib.fingerprint(b))
+    found = ib.equivalent(a, b)
+    assert found.answer == "different", found
+    same = changed_config("qwen2_moe-untied", layer_types=["full_attention"] * 2)[1]
+    assert ib.fingerprint(a).matches(ib.fingerprint(same))
+
+
+@pytest.mark.parametrize("name", ["cohere2-tied", "modernbert-masked-lm", "qwen2_moe-untied", "gemma2-tied"])
+@pytest.mark.parametrize("value", [-1, float("nan"), "full_attention", [1, 2], ["full_attention"]])
+def test_kinds_of_layers_that_are_no_list_of_words_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ib.IsobasinError, match="layer_types is"):
+        changed_config(name, layer_types=value)[1].settings  # noqa: B018

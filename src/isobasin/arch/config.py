@@ -1,6 +1,6 @@
 """Reading a config.json: every value checked, with the name of the key in the message."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -114,6 +114,16 @@ class Fields:
 
     def has(self, key: str) -> bool:
         return self.config.get(key) is not None
+
+    def layer_types(self, default: Callable[[int], str]) -> list[str]:
+        """What kind of attention each layer has: listed in the config, or by the number of the layer, from 0."""
+        n_layers, types = self.size("num_hidden_layers"), self._get("layer_types", None)
+        if types is None:
+            return [default(i) for i in range(n_layers)]
+        if not isinstance(types, list) or len(types) != n_layers or not all(isinstance(kind, str) for kind in types):
+            found = f"{len(types)} entries" if isinstance(types, list) else repr(types)
+            raise ArchitectureError(f"config.json: layer_types is {found}, expected a list of {n_layers} strings")
+        return types
 
     @property
     def architecture(self) -> str:

@@ -39,12 +39,9 @@ def _cohere(config: Mapping[str, Any], without_positions: list[int] | tuple[()])
 
 def _layer_types(config: Mapping[str, Any]) -> list[str]:
     """By default every fourth layer sees the whole text."""
-    types = config.get("layer_types")
-    if types is not None:
-        return list(types)
-    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 4
-    layers = range(1, Fields(config).size("num_hidden_layers") + 1)
-    return ["full_attention" if i % every == 0 else "sliding_attention" for i in layers]
+    c = Fields(config)
+    every = c.size("sliding_window_pattern", c.size("_sliding_window_pattern", 4))
+    return c.layer_types(lambda i: "sliding_attention" if (i + 1) % every else "full_attention")
 
 
 def _windows(config: Mapping[str, Any]) -> dict[str, Any]:

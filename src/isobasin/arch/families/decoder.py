@@ -92,8 +92,6 @@ def _rotary(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def sliding_windows(config: Mapping[str, Any], every: int = 2) -> dict[str, Any]:
     """The sliding window of each layer; by default every n-th layer has none."""
-    window, types = config.get("sliding_window", 4096), config.get("layer_types")
-    if types is None:
-        layers = range(1, Fields(config).size("num_hidden_layers") + 1)
-        types = ["full_attention" if i % every == 0 else "sliding_attention" for i in layers]
+    window = config.get("sliding_window", 4096)
+    types = Fields(config).layer_types(lambda i: "sliding_attention" if (i + 1) % every else "full_attention")
     return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}

@@ -76,10 +76,8 @@ def _rotary(c: Fields) -> dict[str, Any]:
 
 def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
     """By default every third layer, from the first on, sees the whole text."""
-    c, types = Fields(config), config.get("layer_types")
-    if types is None:
-        every = config.get("global_attn_every_n_layers", 3)
-        types = ["sliding_attention" if i % every else "full_attention" for i in range(c.size("num_hidden_layers"))]
+    every = Fields(config).size("global_attn_every_n_layers", 3)
+    types = Fields(config).layer_types(lambda i: "sliding_attention" if i % every else "full_attention")
     window = config.get("local_attention", 128)
     return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}
 

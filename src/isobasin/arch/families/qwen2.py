@@ -4,21 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from isobasin.arch.architecture import Architecture
+from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, gated_decoder, llama
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, QUARTER_TURNS, BiasFlag, Family
 
 
 def qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sliding window of each layer, where any has one; without `use_sliding_window` the other keys are ignored."""
-    none = {"use_sliding_window": False, "sliding windows": None}
-    n_layers, types = int(config["num_hidden_layers"]), config.get("layer_types")
+    """The sliding window of each layer, where any has one.
+
+    Without `use_sliding_window` there is no window, but listed layers of another kind than full attention stay such.
+    """
     first, window = config.get("max_window_layers", 28), config.get("sliding_window", 4096)
-    if not config.get("use_sliding_window", False) or window is None:
-        return none
-    if types is None:
-        types = ["sliding_attention" if i >= first else "full_attention" for i in range(n_layers)]
+    on = bool(config.get("use_sliding_window", False)) and window is not None
+    types = Fields(config).layer_types(lambda i: "sliding_attention" if on and i >= first else "full_attention")
+    if all(kind == "full_attention" for kind in types):
+        return {"use_sliding_window": False, "sliding windows": None}
     windows = [window if kind == "sliding_attention" else None for kind in types]
-    return {"use_sliding_window": True, "sliding windows": windows} if any(windows) else none
+    return {"use_sliding_window": on, "sliding windows": windows if on else types}
 
 
 def qwen3(config: Mapping[str, Any]) -> Architecture:
