@@ -236,8 +236,8 @@ def _trunk(a: Weights, b: Weights) -> TrunkPair | None:
 
 def about_shared(verdict: Verdict, trunk: TrunkPair) -> Verdict:
     """The same verdict, which says that it is about a part of the models only."""
-    part = "the trunk" if trunk.heads else "the shared rows of the vocabulary"
-    reason = f"{part}, {verdict.reason}; left out: {trunk.left_out.brief}"
+    part = "the trunk (outputs: its hidden states)" if trunk.heads else "the shared rows of the vocabulary"
+    reason = f"about {part} only: {verdict.reason}; left out: {trunk.left_out.brief}"
     evidence, transform = verdict.evidence, verdict.evidence.transform
     if trunk.heads and transform is not None:
         evidence = replace(evidence, transform=trunk.of_whole(transform, trunk.b))
