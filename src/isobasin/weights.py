@@ -300,6 +300,11 @@ def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint
     return Weights(arch, dict(config), names, _by_pattern(tensors, arch, names), dtypes, checkpoint)
 
 
+def is_tied(weights: Weights) -> bool:
+    """Whether the head and the embedding are one tensor."""
+    return any(weights.arch.tied(name) for name in weights.arch.tensors)
+
+
 def untied(weights: Weights) -> Weights:
     """The same model with a head of its own; a model that is not tied is returned as it is.
 

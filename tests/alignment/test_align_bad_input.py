@@ -91,7 +91,6 @@ NOT_COMPARABLE: Mapping[str, tuple[str, str, Break, str]] = {
     ),
     "tied": ("llama-untied", "llama-tied", sound, r"space resid: A has .*, B has|lm_head.weight: A has"),
     "head": ("gpt2-bare", "gpt2-bare", config(n_layer=2), r"missing from the checkpoint"),
-    "classifier": ("llama-untied", "llama-classifier", sound, r"(tensor|space) \S+: A has .*, B has"),
 }  # fmt: skip
 
 

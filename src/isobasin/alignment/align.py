@@ -1,14 +1,15 @@
 """`align`: one entry for every scope and every matcher."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from isobasin.alignment.candidates import AlignOptions
-from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.result import Alignment
+from isobasin.alignment.trunk import trunk_pair
 from isobasin.weights import ModelSource, Weights, as_weights
 
 
@@ -47,8 +48,14 @@ def align(
 
     The result is B in A's own gauge: with A's gains, shifts and free biases where that is closer. `matcher` is
     `WeightMatching()` unless given: the whole model, from the weights alone; see `AlignOptions` for the rest.
+    Models that differ only in their heads, or in rows of the vocabulary, are matched on what they share; the transform
+    is one of B with its own head, and `left_out` names what took no part.
     """
     first, second = as_weights(to), as_weights(b)
-    check_comparable(first, second)
+    pair = trunk_pair(first, second)
     options = AlignOptions(dtype, device or torch.device("cpu"), workers, verify, only_if_closer, watch)
-    return (matcher or WeightMatching()).align(second, first, options)
+    chosen = matcher or WeightMatching()
+    if pair is None:
+        return chosen.align(second, first, options)
+    found = chosen.align(pair.b, pair.a, options)
+    return replace(found, transform=pair.of_whole(found.transform, second), left_out=pair.left_out)

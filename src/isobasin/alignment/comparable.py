@@ -19,7 +19,7 @@ def check_comparable(a: Weights, b: Weights) -> None:
     for name in a.arch.spaces:
         if a.arch.spaces[name] != b.arch.spaces.get(name):
             _refuse(f"space {name}", *_differing_fields(a.arch.spaces[name], b.arch.spaces.get(name)))
-    for name in sorted(_weights(a) | _weights(b)):
+    for name in sorted(weight_names(a) | weight_names(b)):
         if a.arch.shapes.get(name) != b.arch.shapes.get(name):
             _refuse(f"tensor {name}", a.arch.shapes.get(name, "absent"), b.arch.shapes.get(name, "absent"))
     for key, value in a.settings.items():
@@ -31,7 +31,8 @@ def check_comparable(a: Weights, b: Weights) -> None:
             _refuse(f"config.json: {key}", parts_a.get(key), parts_b.get(key))
 
 
-def _weights(model: Weights) -> set[str]:
+def weight_names(model: Weights) -> set[str]:
+    """The tensors of a model that are no buffers."""
     return {name for name, pattern in model.arch.tensors.items() if not pattern.buffer}
 
 

@@ -1,8 +1,33 @@
 """What an alignment found."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from isobasin.symmetries.transform import Transform
+
+MAX_NAMES = 3  # tensors that a line names
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The tensors, and rows of tensors (`name[first:end]`), that take no part in a comparison, by model."""
+
+    a: tuple[str, ...] = ()
+    b: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON adds about a pair of this kind; nothing for models that are compared as a whole."""
+        return {"trunk": True, "left_out": {"a": list(self.a), "b": list(self.b)}} if self.a or self.b else {}
+
+    @property
+    def brief(self) -> str:
+        """At most a few names of each model, in one line."""
+        return " and ".join(f"{_few(names)} of {model}" for model, names in (("A", self.a), ("B", self.b)) if names)
+
+
+def _few(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more tensors" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 @dataclass(frozen=True)
@@ -17,6 +42,7 @@ class Alignment:
     kv_head_permutation: tuple[tuple[int, ...], ...] = field(repr=False)
     max_output_change: float | None
     history: tuple[float, ...] = field(default=(), repr=False)
+    left_out: LeftOut = field(default=LeftOut(), repr=False)
 
     def to_dict(self) -> dict[str, object]:
         """Distances and exactness, as a result file holds them."""
@@ -25,6 +51,7 @@ class Alignment:
             "distance_after": self.distance_after,
             "max_output_change": self.max_output_change,
             "per_layer": list(self.per_layer),
+            **self.left_out.to_dict(),
         }
 
     def __str__(self) -> str:

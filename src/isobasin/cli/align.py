@@ -28,6 +28,7 @@ from isobasin.cli.output import (
     check_outputs,
     emit,
     existing,
+    left_out_lines,
     measured_cost,
     note,
     progress,
@@ -74,6 +75,7 @@ def align_command(
 ) -> None:
     """Move B next to A without changing what it computes, in A's own gauge."""
     from isobasin.alignment.comparable import check_comparable
+    from isobasin.alignment.trunk import trunk_pair
     from isobasin.weights import load, untied
 
     learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None
@@ -84,7 +86,9 @@ def align_command(
         place = device.find()
         # Both are untied, since only models of one architecture can be compared.
         reference, moving = (untied(model) if untie else model for model in map(load, (to, b)))
-        check_comparable(reference, moving)  # before data are read for learning
+        # Before data are read. The loss between heads that differ says nothing, so learning needs the same ones.
+        if trunk_pair(reference, moving) is None or match.matcher == "learned":
+            check_comparable(reference, moving)
         folders = [model.path for model in (reference, moving) if model.path]
         check_outputs(save, [*folders, *existing(data)], save_transform)
         moving.output_dtypes(save.dtype)
@@ -319,6 +323,7 @@ def align_lines(facts: dict[str, Any]) -> list[str]:
     return [
         *rows,
         *learning_lines(facts),
+        *left_out_lines(facts),
         f"distance  {facts['distance_before']:.4g} → {facts['distance_after']:.4g} of ‖A‖",
         f"largest change of outputs  {moved}",
         f"{facts['output']}: written in {facts['seconds']:.1f} s, {facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",

@@ -21,6 +21,7 @@ from isobasin.cli.options import (
 from isobasin.cli.output import (
     check_outputs,
     emit,
+    left_out_lines,
     measured_cost,
     number,
     progress,
@@ -157,6 +158,7 @@ def distance_lines(facts: dict[str, Any]) -> list[str]:
         f"{'part':<12}{'of B':<8}{'as stored':>10}{'distance':>12}{'score':>9}",
     ]
     lines += [_part_line(row) for row in facts["per_layer"]]
+    lines += left_out_lines(facts)
     if "layers" in facts:
         best = ", ".join(f"{j}←{i}" for j, i in enumerate(facts["best_in_a"]))
         lines += ["", f"layers of B, and the most similar layer of A: {best}"]

@@ -19,7 +19,9 @@ MAX_LINES = 5  # conditions, steps and residuals that are printed
 def equal_command(
     *,
     a: Annotated[str, typer.Argument(metavar="A", help="A Hugging Face folder, or a hub id in the local cache.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="A model of the same family and vocabulary.")],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="A model of the same family; heads and added vocabulary rows may differ.")
+    ],
     precision: Annotated[
         str, typer.Option(help="Compare up to the rounding of the stored types, or of float32, float16, bfloat16.")
     ] = "stored",
@@ -32,7 +34,10 @@ def equal_command(
     force: Force = False,
     show: PrintOptions,
 ) -> None:
-    """Do A and B compute the same function? Exit 0 same, 1 different, 3 undecided; with the evidence."""
+    """Do A and B compute the same function? Exit 0 same, 1 different, 3 undecided; with the evidence.
+
+    Where only heads or rows of the vocabulary differ, the answer is about what both share, and says so.
+    """
     from isobasin.compare.equivalence import equivalent
     from isobasin.files import check_output_file
     from isobasin.weights import load

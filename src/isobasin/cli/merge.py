@@ -60,7 +60,7 @@ class RecipeOptions:
 def merge_command(
     *,
     models: Annotated[
-        list[str], typer.Argument(metavar="A B [C …] | FILE.yml", help="Models of one architecture, or a YAML file.")
+        list[str], typer.Argument(metavar="A B [C …] | FILE.yml", help="Models of one trunk, or a YAML file.")
     ],
     save: MergeSaveOptions,
     options: RecipeOptions,
@@ -87,6 +87,11 @@ def merge_command(
             setup = AlignSetup(match, data, seed, learning)
             setup.check("merge")
         loaded = [load(name) for name in recipe.models]
+        if setup and setup.learning:  # the loss between heads that differ says nothing
+            from isobasin.alignment.comparable import check_comparable
+
+            for other in loaded[1:]:
+                check_comparable(loaded[0], other)
         companions = None if recipe.tokenizer_source is None else _companions(recipe.tokenizer_source, loaded[0])
         folders = [folder for folder in (*(model.path for model in loaded), companions) if folder]
         check_outputs(save, [*folders, *existing(data)])
@@ -202,8 +207,17 @@ def merge_facts(merged: "MergeResult", output: Path) -> dict[str, Any]:
         "to": recipe.to if recipe.align else None,
         "rounds": merged.rounds,
         "distances": [{"model": name, **row} for name, row in zip(recipe.models, distances or unknown)],
+        **_left_out(merged),
         **({"learning": [learning_facts(found) or None for found in merged.alignments]} if learned else {}),
     }
+
+
+def _left_out(merged: "MergeResult") -> dict[str, Any]:
+    """What JSON adds where heads or vocabularies differ: what was not averaged, by model."""
+    if merged.shared is None:
+        return {}
+    names = [list(each) for each in merged.shared.left_out]
+    return {"trunk": True, "left_out": names, "notes": list(merged.shared.lines)}
 
 
 def merge_lines(facts: dict[str, Any]) -> list[str]:
@@ -229,6 +243,7 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
         *rows,
         *([other] if facts.get("copied") else []),
         *learned,
+        *(f"  {line}" for line in facts.get("notes", [])),
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
         f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB of memory",
     ]

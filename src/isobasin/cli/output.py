@@ -234,3 +234,9 @@ def _anonymous_kb() -> int:
             return next(int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
     except (OSError, StopIteration):
         return 0
+
+
+def left_out_lines(facts: dict[str, Any]) -> list[str]:
+    """What was not compared, where heads or vocabularies differ."""
+    left_out = facts.get("left_out", {})
+    return [f"left out of {model.upper()}  {', '.join(names)}" for model, names in left_out.items() if names]

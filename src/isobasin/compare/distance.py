@@ -20,6 +20,8 @@ from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.experts import best_order
 from isobasin.alignment.heads import match_heads
 from isobasin.alignment.problem import overlap
+from isobasin.alignment.result import LeftOut
+from isobasin.alignment.trunk import trunk_pair
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.compare.stream_frame import tables
 from isobasin.errors import ArchitectureError, IsobasinError
@@ -356,6 +358,7 @@ class DistanceResult:
     per_layer: tuple[Mapping[str, object], ...]
     null: NullDistribution
     layers: LayerMatrix | None = field(default=None, repr=False)
+    left_out: LeftOut = field(default=LeftOut(), repr=False)
 
     @property
     def related(self) -> bool:
@@ -375,6 +378,7 @@ class DistanceResult:
             "related": self.related,
             "null": self.null.to_dict(),
             "per_layer": [dict(row) for row in self.per_layer],
+            **self.left_out.to_dict(),
         } | matrix
 
     def __str__(self) -> str:
@@ -401,22 +405,29 @@ def distance(
     unrelated models; the model's score is the mean over all blocks. Negative scores are reported as 0.
     Models of different depth are compared by the layer-to-layer matrix: every layer of the shallower model with the
     most similar layer of the other. `layers` asks for that matrix at equal depth too. `watch(done, of)` is called with
-    the number of blocks compared, those of the unrelated models included.
+    the number of blocks compared, those of the unrelated models included. Models that differ only in their heads, or in
+    rows of the vocabulary, are compared on what they share; `left_out` of the result names the rest.
     """
     if null_samples < 1:
         raise IsobasinError(
             f"{null_samples} null samples: expected at least 1, the scores of unrelated models come from them"
         )
-    check_same_blocks(a, b)
+    same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
+    trunk = trunk_pair(a, b, largest_group=True) if same_depth else None
+    if trunk is None:
+        check_same_blocks(a, b)
+    else:
+        a, b = trunk.a, trunk.b
     place = device or torch.device("cpu")
     one, two = NormalForm.for_comparison(a, place), NormalForm.for_comparison(b, place)
-    same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     two = _with_paired_experts(one, two) if same_depth else two
     matrix = None
     if layers or not same_depth:
         _require_equal_layers(a.arch)
         matrix = layer_similarities(one, two, stream_maps(one, two, pairs_by_depth(one, two))[0])
     pairs = [(s, s) for s in one.spaces] if same_depth or matrix is None else matrix.pairs(one, two)
+    if trunk is not None:
+        pairs = [pair for pair in pairs if trunk.shared & set(a.arch.blocks[pair[0]])]
     streams, by_all_blocks = stream_maps(one, two, pairs)
     found = block_distances(one, two, [*((name, name) for name in streams), *pairs], streams)
 
@@ -428,7 +439,7 @@ def distance(
     rotated = RotatedModel(two, seed)
     models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
     null = _null_similarities(one, models, pairs, by_all_blocks, report)
-    return _result(a, b, found, null, matrix, seed)
+    return replace(_result(a, b, found, null, matrix, seed), left_out=trunk.left_out if trunk else LeftOut())
 
 
 def _with_paired_experts(a: NormalForm, b: NormalForm) -> NormalForm:

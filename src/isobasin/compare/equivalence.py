@@ -17,6 +17,8 @@ from isobasin.alignment.descent import descend, embedding_distance
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem
+from isobasin.alignment.result import LeftOut
+from isobasin.alignment.trunk import TrunkPair, stream_of, trunk_pair
 from isobasin.compare.degenerate import FailedCondition, failed_conditions, remove_degeneracies
 from isobasin.compare.distance import require_equal
 from isobasin.compare.outputs import (
@@ -46,7 +48,7 @@ from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64
-from isobasin.weights import Weights, untied
+from isobasin.weights import Weights, is_tied, untied
 
 # Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
 # 0 between copies, about 1 between unrelated models.
@@ -102,11 +104,13 @@ class Verdict:
     witness: ComparedInput | None = None
     conditions: tuple[FailedCondition, ...] = ()
     sufficient_precision: str | None = None
+    left_out: LeftOut = field(default=LeftOut(), repr=False)  # not empty: the answer is about the rest
+    moves_b: bool = True  # False: the transform is not one of B itself, which is bare or has further rows
 
     @property
     def transform(self) -> Transform | None:
         """The transform that brings B to A, where there is one."""
-        return self.evidence.transform if self.evidence.fits else None
+        return self.evidence.transform if self.evidence.fits and self.moves_b else None
 
     @property
     def largest_residual(self) -> Residual | None:
@@ -142,6 +146,7 @@ class Verdict:
                 "conditions": [c.to_dict() for c in self.conditions],
                 "near": self.sufficient_precision,
             },
+            **self.left_out.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -162,22 +167,35 @@ def equivalent(
     `same` requires a symmetry transform that brings B to A within rounding, and outputs that agree; `different` an
     input on which the outputs differ by far more than rounding explains. Everything else is `undecided`, with the
     reason. `precision` may name a type coarser than the stored ones; `watch` is called with the name of each step.
+
+    Models that differ only in their heads, or in rows of the vocabulary, are compared on what they share: the trunk is
+    the same if a transform brings that of B to that of A, and inner products of the hidden states agree. `left_out` of
+    the verdict names the rest.
     """
     report = watch or (lambda text: None)
     if precision != "stored":
         dtype_named(precision)
-    _check_same_task(a, b)
+    trunk = _trunk(a, b)
+    if trunk is not None and not trunk.heads:
+        found = equivalent(trunk.a, trunk.b, precision=precision, seed=seed, device=device, watch=watch)
+        return about_shared(found, trunk)
+    if trunk is None:
+        _check_same_task(a, b)
     device = device or torch.device("cpu")
     measure = partial(residuals, precision=precision, seed=seed, device=device)
-    pair = _ModelPair(*with_same_tying(a, b), precision, seed, device, measure)
     outputs = OutputComparison(a, b, precision, seed)
+    if trunk is not None and trunk.hidden is not None:
+        width = 0 if stream_of(trunk.b).kind == "fixed" else stream_of(trunk.b).size
+        outputs = OutputComparison(*trunk.hidden, precision, seed, products_of=width)
+        a, b = trunk.a, trunk.b
+    pair = _ModelPair(*with_same_tying(a, b), precision, seed, device, measure)
     report("comparing the weights as stored")
-    settings = differing_settings(a, b)
+    settings = differing_settings(outputs.a, outputs.b)
     element = replace(pair.as_stored(), settings=settings)
     if settings:
         element = replace(element, kind="none", transform=None, residuals=(), obstacle=_settings_text(settings))
     report("running both models")
-    inputs = probes(a, b, seed=seed, brief=outputs.streamed)
+    inputs = probes(outputs.a, outputs.b, seed=seed, brief=outputs.streamed)
     compared = outputs.compare(inputs)
     if settings and not a.family.own:
         compared += outputs.compare_as_generated(inputs)
@@ -204,7 +222,27 @@ def equivalent(
     if element.fits and max((r.ratio for r in element.residuals), default=0.0) > NOTICEABLE:
         report("running both models on the whole vocabulary")
         compared = outputs.with_vocabulary(compared)
-    return decide(a, b, element, compared, coarsest_precision(a, b, precision=precision))
+    found = decide(a, b, element, compared, coarsest_precision(a, b, precision=precision))
+    return found if trunk is None else about_shared(found, trunk)
+
+
+def _trunk(a: Weights, b: Weights) -> TrunkPair | None:
+    """What both models share, if they differ in heads or rows of the vocabulary; None for all others."""
+    try:
+        return trunk_pair(a, b, largest_group=True)
+    except ArchitectureError:
+        return None
+
+
+def about_shared(verdict: Verdict, trunk: TrunkPair) -> Verdict:
+    """The same verdict, which says that it is about a part of the models only."""
+    part = "the trunk (outputs: its hidden states)" if trunk.heads else "the shared rows of the vocabulary"
+    reason = f"about {part} only: {verdict.reason}; left out: {trunk.left_out.brief}"
+    evidence, transform = verdict.evidence, verdict.evidence.transform
+    if trunk.heads and transform is not None:
+        evidence = replace(evidence, transform=trunk.of_whole(transform, trunk.b))
+    applies = trunk.owner == 1 and not any("[" in name for name in trunk.left_out.b)
+    return replace(verdict, reason=reason, evidence=evidence, left_out=trunk.left_out, moves_b=applies)
 
 
 @dataclass(frozen=True)
@@ -363,11 +401,6 @@ def _open_sizes(weights: Weights, name: str) -> tuple[int, ...] | None:
     if pattern is None or pattern.buffer:
         return None
     return tuple(n for n, axis in zip(weights.arch.shapes[name], pattern.roles[0].axes) if not axis.terms)
-
-
-def is_tied(weights: Weights) -> bool:
-    """Whether the head and the embedding are one tensor."""
-    return any(weights.arch.tied(name) for name in weights.arch.tensors)
 
 
 def with_same_tying(a: Weights, b: Weights) -> tuple[Weights, Weights]:

@@ -173,7 +173,11 @@ class ComparedInput:
 @dataclass(frozen=True)
 class OutputComparison:
     """Two models and the precision whose rounding gives the noise floor. Models are loaded for each comparison, so
-    that none is in memory between them."""
+    that none is in memory between them.
+
+    `products_of`: outputs are hidden states of this size, which are known up to a map of the stream only; what is
+    compared are their inner products, which no permutation, sign or rotation of the stream changes.
+    """
 
     a: Weights
     b: Weights
@@ -181,6 +185,7 @@ class OutputComparison:
     seed: int
     attention: str = "eager"
     cache: bool = False
+    products_of: int = 0
 
     @property
     def streamed(self) -> bool:
@@ -189,17 +194,22 @@ class OutputComparison:
     def _runner(self, weights: Weights) -> Runner:
         return Runner(weights, self.attention, self.cache)
 
+    def _run(self, runner: Runner, inputs: Sequence[Inputs]) -> list[Tensor]:
+        found = runner.run(inputs)
+        return [_inner_products(x, self.products_of) for x in found] if self.products_of else found
+
     def compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
         """Differences and noise floors; the floor of an input is at least the median over these inputs, because some
         inputs hide rounding by chance."""
         inputs = [probe.inputs for probe in probes]
-        outputs_a, outputs_b = self._runner(self.a).run(inputs), self._runner(self.b).run(inputs)
+        outputs_a, outputs_b = (self._run(self._runner(w), inputs) for w in (self.a, self.b))
         floors = [0.0] * len(inputs)
         for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
             units, dtype = rounding_units(weights, self.precision), torch.float32 if Runner(weights).streamed else None
             for copy in range(PERTURBED_COPIES):
                 runner = self._runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
-                moved = (output_difference(x, y, z) for x, y, z in zip(outputs, runner.run(inputs), outputs_a))
+                changed = self._run(runner, inputs)
+                moved = (output_difference(x, y, z) for x, y, z in zip(outputs, changed, outputs_a))
                 floors = [max(floor, each) for floor, each in zip(floors, moved)]
         usual = sorted(floors)[len(floors) // 2]
         return [
@@ -227,7 +237,7 @@ class OutputComparison:
             return compared
         shorter = min(self.a, self.b, key=_max_length)
         tokens, positions = (
-            [row for name, each in rows.items() if self.a.arch.shapes[name][0] == size for row in each]
+            [row for name, each in rows.items() if self.a.arch.shapes.get(name, (None,))[0] == size for row in each]
             for size in (vocabulary_size(shorter), max_length(shorter))
         )
         usual = min(USUAL_LENGTH, _max_length(shorter))
@@ -250,7 +260,7 @@ class OutputComparison:
         some = order[: max(length, _affordable_length(shorter))].split(length)
         texts = [torch.cat([ids, order[: length - len(ids)]]) for ids in some]
         found = [Probe("tokens of the whole vocabulary", with_tokens(shorter, drawn, ids)) for ids in texts]
-        outputs = [self._runner(w).run([probe.inputs for probe in found]) for w in (self.a, self.b)]
+        outputs = [self._run(self._runner(w), [probe.inputs for probe in found]) for w in (self.a, self.b)]
         differences = [output_difference(x, y, x) for x, y in zip(*outputs)]
         return self._with_probe(compared, found[max(range(len(found)), key=differences.__getitem__)])
 
@@ -261,7 +271,7 @@ class OutputComparison:
         most, best = start.difference, start.probe
         for _ in range(1 if self.streamed else SEARCH_ROUNDS):
             variants = [_variant(best, self.a, rng) for _ in range(SEARCH_VARIANTS)]
-            outputs = [runner.run([variant.inputs for variant in variants]) for runner in runners]
+            outputs = [self._run(runner, [variant.inputs for variant in variants]) for runner in runners]
             for variant, x, y in zip(variants, *outputs):
                 if (difference := output_difference(x, y, x)) > most:
                     most, best = difference, variant
@@ -271,6 +281,12 @@ class OutputComparison:
         """One more comparison. The noise floor is estimated on a second input, the reference input, as well."""
         reference = worst_input(compared).probe
         return [*compared, *self.compare([probe, reference])[:1]]
+
+
+def _inner_products(states: Tensor, width: int) -> Tensor:
+    """The inner products of all states of one input, flat."""
+    rows = states.reshape(-1, width)
+    return (rows @ rows.mT).flatten()
 
 
 def worst_input(compared: list[ComparedInput]) -> ComparedInput:

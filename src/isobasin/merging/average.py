@@ -123,12 +123,15 @@ class MergedTensor:
     """One tensor of all models, and the type in which the merge is written.
 
     Stored tensors are first rounded to that type, as in mergekit; tensors moved by an alignment (in float64) are
-    combined as they are, and rounded once.
+    combined as they are, and rounded once. Only the first `rows` rows are combined, if given; the others, and a tensor
+    that is `copied`, are those of the first model.
     """
 
     name: str
     models: tuple[Weights, ...]
     dtype: torch.dtype
+    rows: int | None = None
+    copied: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,7 +148,7 @@ class MergedTensor:
     @property
     def in_blocks(self) -> bool:
         """Whether every model stores the tensor unchanged in a file that can be read in blocks."""
-        return not self.is_buffer and all(
+        return not (self.is_buffer or self.copied or self.rows is not None) and all(
             model.checkpoint is not None
             and self.name not in model.changed
             and model.checkpoint.infos[model.names.on_disk[self.name]].offset is not None
@@ -169,9 +172,20 @@ class MergedTensor:
         """The merged tensor. A buffer is that of the first model, unchanged."""
         if self.is_buffer:
             return self.models[0][self.name]
-        parts = [model.stored(self.name).detach().cpu().reshape(-1) for model in self.models]
-        combination = self.combination(method, lambda start, stop: [part[start:stop] for part in parts])
-        return self._combined(combination, parts).reshape(self.shape)
+        if self.copied:
+            return self._of_first(self.models[0].stored(self.name))
+        tensors = [model.stored(self.name).detach().cpu() for model in self.models]
+        parts = [(t if self.rows is None else t[: self.rows]).reshape(-1) for t in tensors]
+        read: Read = lambda start, stop: [part[start:stop] for part in parts]  # noqa: E731
+        merged = self._combined(method.combination(read, parts[0].numel(), self._via), parts)
+        if self.rows is None:
+            return merged.reshape(self.shape)
+        return torch.cat([merged.reshape(self.rows, *self.shape[1:]), self._of_first(tensors[0][self.rows :])])
+
+    def _of_first(self, part: Tensor) -> Tensor:
+        """Numbers of the first model alone, in the type of the output."""
+        check_kept(part, self.dtype, self.models[0].names.on_disk[self.name])
+        return part.detach().to("cpu", self.dtype)
 
     def _stored(self, start: int, stop: int) -> list[Tensor]:
         blocks = []

@@ -14,6 +14,7 @@ from torch import Tensor
 from isobasin.alignment.align import Matcher, align
 from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.result import Alignment
+from isobasin.alignment.trunk import trunk_pair
 from isobasin.errors import IsobasinError
 from isobasin.merging.recipe import MAX_ROUNDS, check_reference
 from isobasin.symmetries import symmetry
@@ -143,7 +144,8 @@ def align_many(
             "align to the mean: what lowers losses need not come nearer, and a mean needs that; give a model's number"
         )
     for model in models[1:]:
-        check_comparable(models[0], model)
+        if to == "mean" or trunk_pair(models[0], model) is None:  # a mean needs all tensors of all models
+            check_comparable(models[0], model)
     reference = to if isinstance(to, int) else 0
     matchers = [
         None if i == reference or matcher is None else matcher.prepared(models[reference], m)

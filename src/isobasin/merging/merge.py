@@ -1,7 +1,7 @@
 """Merge several models into one folder with a model card."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from isobasin import __version__
-from isobasin.alignment.comparable import check_comparable
+from isobasin.alignment.trunk import trunk_pair
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
 from isobasin.checkpoint.folder import MADE_WITH, MODEL_CARD
 from isobasin.errors import IsobasinError
@@ -30,11 +30,45 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
+class SharedTensors:
+    """What models share that differ in heads or rows of the vocabulary. `rows`: how many rows all have, where some have
+    more; `left_out`: by model, the tensors and rows that are not averaged."""
+
+    names: frozenset[str]
+    rows: Mapping[str, int]
+    left_out: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def of(models: Sequence[Weights]) -> "SharedTensors | None":
+        """None where all models are of one architecture."""
+        pairs = [trunk_pair(models[0], model) for model in models[1:]]
+        found = [pair for pair in pairs if pair is not None]
+        if not found:
+            return None
+        names = frozenset[str].intersection(*(pair.shared for pair in found))
+        rows = {
+            name: min(model.arch.shapes[name][0] for model in models)
+            for name in sorted(names)
+            if any(name in pair.rows for pair in found)
+        }
+        first = tuple(dict.fromkeys(name for pair in found for name in pair.left_out.a))
+        return SharedTensors(names, rows, (first, *(pair.left_out.b if pair else () for pair in pairs)))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What was not averaged, in sentences."""
+        first, *others = self.left_out
+        kept = [f"Taken from model 0 alone: {', '.join(first)}."] if first else []
+        return (*kept, *(f"Left out of model {i}: {', '.join(names)}." for i, names in enumerate(others, 1) if names))
+
+
+@dataclass(frozen=True)
 class MergeResult:
     """A merge that is computed when it is read or saved.
 
     `models` are the inputs as they are combined (after alignment), `distances` the distance of each from its reference
-    before and after alignment; empty without alignment.
+    before and after alignment; empty without alignment. `shared`: what is averaged where heads or vocabularies differ;
+    all else is taken from the first model.
     """
 
     models: tuple[Weights, ...]
@@ -42,6 +76,7 @@ class MergeResult:
     alignments: "tuple[Alignment | None, ...]" = ()
     distances: "tuple[Distance, ...]" = ()
     rounds: int = 0
+    shared: SharedTensors | None = None
 
     def __str__(self) -> str:
         how = f"{self.recipe.method} merge of {len(self.models)} models, {dtype_name(self.weights.dtype)}"
@@ -57,7 +92,7 @@ class MergeResult:
         for name, pattern in self.models[0].arch.tensors.items():
             found[name] = self.models[0].dtypes[name]
             if not pattern.buffer:
-                widest = reduce(torch.promote_types, (model.dtypes[name] for model in self.models))
+                widest = reduce(torch.promote_types, (model.dtypes[name] for model in self._models(name)))
                 found[name] = output_dtype(self.recipe.dtype or "keep", widest)
         return found
 
@@ -80,13 +115,22 @@ class MergeResult:
             exact=True,
         )
 
+    def _models(self, name: str) -> tuple[Weights, ...]:
+        """The models whose tensors of this name are averaged: all of them, or the first alone."""
+        return self.models if self.shared is None or name in self.shared.names else self.models[:1]
+
     def _tensor(self, name: str) -> MergedTensor:
-        return MergedTensor(name, self.models, self.dtypes[name])
+        models, rows = self._models(name), self.shared.rows.get(name) if self.shared else None
+        return MergedTensor(name, models, self.dtypes[name], rows, copied=len(models) == 1)
 
     def _config(self) -> dict[str, Any]:
         first, dtype = self.models[0], replace(self.models[0], dtypes=self.dtypes).dtype
         unchanged = self.recipe.dtype is None and dtype == first.dtype
         return dict(first.config) if unchanged else with_dtype(first.config, dtype)
+
+    def _model_card(self, title: str) -> str:
+        lines = self.shared.lines if self.shared else ()
+        return model_card(title, self.recipe, self.distances, self.rounds, lines)
 
     def save(
         self,
@@ -111,7 +155,7 @@ class MergeResult:
             {disk: (tensor.dtype, tensor.shape) for disk, tensor in tensors.items()},
             config=self._config(),
             companions=companions or first.path,
-            documents={MODEL_CARD: model_card(Path(out).resolve().name, self.recipe, self.distances, self.rounds)},
+            documents={MODEL_CARD: self._model_card(Path(out).resolve().name)},
             inputs=[model.path for model in self.models if model.path],
             force=force,
             max_shard_size=max_shard_size,
@@ -143,7 +187,8 @@ def merge(
     most `rounds` times), see `align_many`. Without either they are merged as they are. `weights` are equal if not given
     and are divided by their sum; slerp takes `t`, or the share of the second weight. `dtype` is the type that stored
     numbers are first rounded to and that the merge is written in; without it each tensor has the widest of its types.
-    `names` are the names of the models in the model card.
+    `names` are the names of the models in the model card. Where heads or rows of the vocabulary differ, what all models
+    share is averaged, and everything else is that of the first.
     """
     models = tuple(models)
     recipe = MergeRecipe(
@@ -159,19 +204,20 @@ def merge(
     )
     if len(recipe.models) != len(models):
         raise IsobasinError(f"{len(models)} models and {len(recipe.models)} names: expected one name for each model")
+    shared = SharedTensors.of(models)
     if not recipe.align:
-        for model in models[1:]:
-            check_comparable(models[0], model)
-        return MergeResult(models, recipe)
+        return MergeResult(models, recipe, shared=shared)
     from isobasin.merging.joint_alignment import align_many
 
     found = align_many(models, matcher=matcher, to=to, rounds=rounds, aligner=aligner, device=device, watch=watch)
     name = matcher_name or ("given" if matcher is None else type(matcher).__name__)
     recipe = replace(recipe, scope=found.scope, matcher=name)
-    return MergeResult(found.transported, recipe, found.alignments, found.distances, found.rounds)
+    return MergeResult(found.transported, recipe, found.alignments, found.distances, found.rounds, shared)
 
 
-def model_card(title: str, recipe: MergeRecipe, distances: "Sequence[Distance]", rounds: int) -> str:
+def model_card(
+    title: str, recipe: MergeRecipe, distances: "Sequence[Distance]", rounds: int, notes: Sequence[str] = ()
+) -> str:
     """README.md with front matter for the hub; the names of models may contain any character."""
     front = {
         # The hub refuses a card whose base_model is not a repository, so folders are named in the table only.
@@ -179,7 +225,7 @@ def model_card(title: str, recipe: MergeRecipe, distances: "Sequence[Distance]",
         "library_name": "transformers",
         "tags": ["merge", "isobasin"],
     }
-    table = "\n".join(_table(recipe, distances))
+    table = "\n".join([*_table(recipe, distances), *(f"\n{escaped(line)}" for line in notes)])
     text = recipe.to_yaml().strip()
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"""\
