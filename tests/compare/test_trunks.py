@@ -37,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Llama": _SIZES | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32},
     "Bert": _BERT,
     "Roberta": _BERT,
+    "T5": {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, **_TEXT},
     "ViT": _SIZES | {"image_size": 6, "patch_size": 2},
 }
 TIED = {"tie_word_embeddings": True}
@@ -227,6 +228,14 @@ def test_more_than_a_head_is_refused_as_before(setting: dict[str, Any]) -> None:
     with pytest.raises(ArchitectureError, match="only models of the same architecture can be aligned"):
         align(b, to=a)
     with pytest.raises(ArchitectureError, match="class: A has LlamaForCausalLM, B has LlamaForSequenceClassification"):
+        equivalent(a, b)
+
+
+def test_encoder_decoders_with_different_heads_are_refused() -> None:
+    a, b = (load(build("T5", (head, {}), 0)) for head in ("Model", "ForConditionalGeneration"))
+    with pytest.raises(ArchitectureError, match="only models of the same architecture can be aligned"):
+        align(b, to=a)
+    with pytest.raises(ArchitectureError, match="class: A has T5Model, B has T5ForConditionalGeneration"):
         equivalent(a, b)
 
 

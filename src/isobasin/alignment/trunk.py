@@ -109,7 +109,8 @@ def _shared(a: Weights, b: Weights, *, trunk_only: bool) -> _Shared | None:
 
 def _has_one_stream(model: Weights) -> bool:
     """Whether a base class is known whose last hidden states are those of the one stream."""
-    known = not model.family.own and model.family.text is None and BASE in model.family.heads
+    family = model.family
+    known = not family.own and family.text is None and not family.inputs.decoder and BASE in family.heads
     return known and len(model.arch.streams) == 1
 
 
