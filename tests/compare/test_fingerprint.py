@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled, stored, tiny_model
+from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled, stored, tiny_model, with_tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isobasin.compare.fingerprint import (
     COUNT,
+    FIRST_COUNT,
     QUANTUM,
     Fingerprint,
     compare_fingerprints,
@@ -190,12 +191,41 @@ def test_numbers_within_a_quantum_are_never_two_apart(x: float, step: float) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hello", "no fingerprint of this version"),
-        ("ib0.llama.0123abcd.AAAA", "no fingerprint of this version"),
-        ("ib1.llama.0123abcd.AAAA", f"found 4 characters of entries, expected {2 * COUNT}"),
-        ("ib1.llama.0123abcd." + "!!" * COUNT, "letters, digits"),
+        ("hello", "is no fingerprint, expected"),
+        ("ib0.llama.0123abcd.AAAA", "is no fingerprint, expected"),
+        ("ib1.llama.0123abcd.AAAA", f"found 4 characters of entries, expected {2 * FIRST_COUNT}"),
+        ("ib2.llama.0123abcd.AAAA", f"found 4 characters of entries, expected {2 * COUNT}"),
+        ("ib2.llama.0123abcd." + "!!" * COUNT, "letters, digits"),
     ],
 )
 def test_what_is_no_fingerprint_is_refused(text: str, message: str) -> None:
     with pytest.raises(IsobasinError, match=message):
         Fingerprint.read(text)
+
+
+def test_a_fingerprint_of_the_first_version_is_compared_on_the_entries_it_has() -> None:
+    first, second = Fingerprint("llama", "0123abcd", (0,) * FIRST_COUNT), Fingerprint("llama", "0123abcd", (0,) * COUNT)
+    assert str(first).startswith("ib1.")
+    assert str(second).startswith("ib2.")
+    assert Fingerprint.read(str(first)) == first
+    assert first.matches(second)
+    assert compare_fingerprints(first, second, [9.0] * COUNT).equal
+    assert not first.matches(replace(second, entries=(2, *second.entries[1:])))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("llama-tied", ("gate_proj", "up_proj")),
+        ("llama-tied", ("gate_proj", "down_proj")),
+        ("t5-relu", (".wi.", ".wo.")),
+        ("mixtral-untied", ("w1", "w3")),
+    ],
+)
+def test_two_signs_in_every_unit_are_seen(name: str, parts: tuple[str, ...]) -> None:
+    import model_types as mt
+
+    a = tiny_model(name) if name.startswith("llama") else mt.weights(name)
+    changes = {n: -a[n] for n in a if any(part in n for part in parts)}
+    assert changes
+    assert not fingerprint(a).matches(fingerprint(with_tensors(a, changes)))

@@ -1,10 +1,13 @@
 """The part `families`: every command that needs no data, on a tiny model of each family."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from golden_command import Commands, align_record, chosen, file_hash, level
 from golden_models import projections, write_changed, write_model
+
+from isobasin.compare.fingerprint import FIRST_COUNT, Fingerprint
 
 SCOPES = ("first-attention", "all-attention", "first-block", "model")
 TIED = ("gpt2-tied", "bert-mlm", "llama-tied-gqa", "own-alibi")
@@ -100,15 +103,22 @@ def _equal(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fingerprint(commands: Commands, models: dict[str, Path]) -> dict[str, Any]:
-    return {
-        name: chosen(
-            commands.run("fingerprint", models[name], "--compare", models["original"]),
-            *("fingerprint", "equal", "same_shape", "entries_apart", "largest_step")
-            if name == "unrelated"
-            else ("equal", "same_shape", "entries_apart"),
-        )
-        for name in ("scrambled", "unrelated")
-    } | {"original": chosen(commands.run("fingerprint", models["original"]), "fingerprint")}
+    """The entries that the first version of the format has, and how they differ from those of the original."""
+    original = _first_entries(commands.run("fingerprint", models["original"]))
+    found: dict[str, Any] = {"original": {"fingerprint": str(original)}}
+    for name in ("scrambled", "unrelated"):
+        facts = commands.run("fingerprint", models[name], "--compare", models["original"])
+        own = _first_entries(facts)
+        steps = own.steps(original)
+        found[name] = chosen(facts, "equal", "same_shape") | {"entries_apart": sum(step > 1 for step in steps)}
+        if name == "unrelated":
+            found[name] |= {"fingerprint": str(own), "largest_step": max(steps)}
+    return found
+
+
+def _first_entries(facts: dict[str, Any]) -> Fingerprint:
+    found = Fingerprint.read(facts["fingerprint"])
+    return replace(found, entries=found.entries[:FIRST_COUNT])
 
 
 def _canonical(commands: Commands, models: dict[str, Path]) -> dict[str, Any]:

@@ -125,10 +125,10 @@ def fingerprint_command(
 
 def _read_fingerprint(text: str) -> "tuple[Fingerprint, tuple[float, ...]]":
     """A fingerprint given as text, as a file that contains one, or as a model; and the errors of a model's entries."""
-    from isobasin.compare.fingerprint import VERSION, Fingerprint, entry_errors, fingerprint
+    from isobasin.compare.fingerprint import VERSIONS, Fingerprint, entry_errors, fingerprint
     from isobasin.weights import load
 
-    if text.startswith(f"{VERSION}."):
+    if text.split(".")[0] in VERSIONS:
         return Fingerprint.read(text), ()
     path = Path(text)
     try:

@@ -3,7 +3,9 @@
 Its entries are numbers that no symmetry of the model changes. Products of the embeddings and the head with fixed
 numbers over tokens, positions and outputs give vectors that rotate with the stream, `left` and `right`. Each layer
 gives invariants between them: left (V Oᵀ) right summed over heads, left (Q Kᵀ) right with a fixed phase for each rotary
-pair, gate·up·down summed over units; and the logarithms of the norms of these products.
+pair, gate·up·down summed over units; and the logarithms of the norms of these products. Two signs in a unit, such as
+those of gate and up, leave gate·up·down as it is but change the function, so |gate|·up·down is summed too: the entries
+that the second version of the format adds.
 
 The invariants are mixed over the layers with fixed signs and rounded to a quantum. Two fingerprints match if no entry
 differs by more than one quantum: numbers closer than a quantum are never rounded to entries two apart.
@@ -32,14 +34,17 @@ from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, ho
 from isobasin.views import Tensors, View
 from isobasin.weights import Weights
 
-VERSION = "ib1"
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
 EACH = 8  # entries of each kind
 SOFTENING = 0.1  # of the largest table: added to the norm by which a table is divided, so rounding is not amplified
 KINDS = ("ends", "qk", "vo", "ff", "vectors")  # seeds of the fixed signs, so part of the format; ends: embeddings, head
 SIZES = ("size qk", "size vo", "size ff")
-COUNT = EACH * len(KINDS) + 2 * len(SIZES) + 1
+EVEN = "even ff"  # the sum over units that does not see the sign of what the activation is applied to
+FIRST_COUNT = EACH * len(KINDS) + 2 * len(SIZES) + 1
+COUNT = FIRST_COUNT + EACH
+VERSIONS = {"ib1": FIRST_COUNT, "ib2": COUNT}  # each version with its number of entries; later ones add entries
+VERSION = "ib2"
 _DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 _HALF = len(_DIGITS) ** 2 // 2
 
@@ -55,21 +60,22 @@ class Fingerprint:
     def __str__(self) -> str:
         digits = (divmod(entry + _HALF, len(_DIGITS)) for entry in self.entries)
         text = "".join(_DIGITS[high] + _DIGITS[low] for high, low in digits)
-        return ".".join((VERSION, self.family, self.digest, text))
+        version = next(name for name, count in VERSIONS.items() if count == len(self.entries))
+        return ".".join((version, self.family, self.digest, text))
 
     @staticmethod
     def read(text: str) -> "Fingerprint":
         """Parse a fingerprint; the error says what is wrong with the string."""
         parts = text.strip().split(".")
-        if len(parts) != 4 or parts[0] != VERSION:
+        if len(parts) != 4 or parts[0] not in VERSIONS:
             raise IsobasinError(
-                f"{text.strip()[:60]!r} is no fingerprint of this version, expected {VERSION}.family.digest.entries; "
+                f"{text.strip()[:60]!r} is no fingerprint, expected {VERSION}.family.digest.entries; "
                 "make it again with `isobasin fingerprint`"
             )
-        body = parts[3]
-        if len(body) != 2 * COUNT or not set(body) <= set(_DIGITS):
+        body, count = parts[3], VERSIONS[parts[0]]
+        if len(body) != 2 * count or not set(body) <= set(_DIGITS):
             raise IsobasinError(
-                f"fingerprint {text.strip()[:40]}…: found {len(body)} characters of entries, expected {2 * COUNT} "
+                f"fingerprint {text.strip()[:40]}…: found {len(body)} characters of entries, expected {2 * count} "
                 "letters, digits, - or _; it was cut or changed: make it again"
             )
         numbers = list(map(_DIGITS.index, body))
@@ -77,10 +83,11 @@ class Fingerprint:
         return Fingerprint(parts[1], parts[2], tuple(entries))
 
     def steps(self, other: "Fingerprint") -> tuple[int, ...]:
-        """The difference of each entry in quanta; empty if the two models have different shapes or settings."""
+        """The difference of each entry that both versions have, in quanta; empty if the two models have different
+        shapes or settings."""
         if (self.family, self.digest) != (other.family, other.digest):
             return ()
-        return tuple(abs(x - y) for x, y in zip(self.entries, other.entries, strict=True))
+        return tuple(abs(x - y) for x, y in zip(self.entries, other.entries))
 
     def matches(self, other: "Fingerprint") -> bool:
         """Whether both can belong to one orbit: the same shape, and no entry more than one quantum away."""
@@ -107,7 +114,8 @@ class FingerprintComparison:
 def compare_fingerprints(x: Fingerprint, y: Fingerprint, errors: Sequence[float] = ()) -> FingerprintComparison:
     """Compare two fingerprints; `errors` are those of their entries in quanta, as `entry_errors` estimates them."""
     steps = x.steps(y)
-    allowed = [1 + (math.ceil(4 * e) if e > SAFE_ERROR else 0) for e in errors] or [1] * len(steps)
+    known = [*errors[: len(steps)]] or [0.0] * len(steps)
+    allowed = [1 + (math.ceil(4 * e) if e > SAFE_ERROR else 0) for e in known]
     apart = [step for step in steps if step > 1]
     uncertain = [step for step, most in zip(steps, allowed, strict=True) if 1 < step <= most] if steps else []
     return FingerprintComparison(steps, len(apart), len(uncertain))
@@ -132,7 +140,7 @@ def doubts(errors: Sequence[float]) -> list[Doubt]:
 def _sections() -> Iterator[tuple[str, int, int]]:
     """Every kind of entries, and where they are."""
     start = 0
-    for kind, count in (*((k, EACH) for k in KINDS), *((k, 2) for k in SIZES), ("size of the tables", 1)):
+    for kind, count in (*((k, EACH) for k in KINDS), *((k, 2) for k in SIZES), ("size of the tables", 1), (EVEN, EACH)):
         yield kind, start, start + count
         start += count
 
@@ -159,7 +167,7 @@ def invariants(weights: Weights) -> Tensor:
     """The entries before rounding."""
     model = NormalForm.for_comparison(weights)
     sketches = _sketches(model)
-    found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES)}
+    found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES, EVEN)}
     products: list[_Product] = []
     copied = set(weights.arch.copied_tensors)
     rest = {name: tensor for name, tensor in model.without_space().items() if name not in copied}
@@ -173,7 +181,7 @@ def invariants(weights: Weights) -> Tensor:
         place = weights.arch.spaces[space]
         if experts:
             joint, vectors = _expert_features(model, space, experts, sketches)
-            products.append(joint)
+            products += joint
             found["vectors"] += vectors
             continue
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
@@ -185,7 +193,7 @@ def invariants(weights: Weights) -> Tensor:
             features = _head_features(m, place, around)
             found["vectors"] += _table_features(weights.arch, m, place, tensors, around)
         else:
-            features = [_unit_features(model, place, tensors, sketches)]
+            features = _unit_features(model, place, tensors, sketches)
         products += features
         found["vectors"] += _vector_features(model, space, tensors, sketches)
     for kind, values in _relative_products(products, min(noise_of(weights), 1e-3)).items():
@@ -193,7 +201,7 @@ def invariants(weights: Weights) -> Tensor:
     mixed = [_mixed(kind, found[kind]) for kind in KINDS]
     sizes = [_level_and_slope(kind, found[kind]) for kind in SIZES]
     log_size = fmean(sketch.log_size for sketch in sketches.values())
-    return torch.cat([*mixed, *sizes, torch.tensor([log_size], dtype=torch.float64)])
+    return torch.cat([*mixed, *sizes, torch.tensor([log_size], dtype=torch.float64), _mixed(EVEN, found[EVEN])])
 
 
 @dataclass(frozen=True)
@@ -213,11 +221,13 @@ def _relative_products(products: Sequence[_Product], empty: float) -> dict[str, 
     counts as zero.
     """
     found: dict[str, list[Tensor]] = {key: [] for p in products for key in (p.kind, f"size {p.kind}")}
+    found.pop(f"size {EVEN}", None)  # that of `ff`
     largest = max((float(p.size) for p in products), default=0.0)
     for p in products:
         seen = float(p.size) > empty**2 * largest
         found[p.kind].append(_ratio(p.value, p.norm) if seen else torch.zeros_like(p.value))
-        found[f"size {p.kind}"].append(_log_root(p.size if seen else torch.zeros_like(p.size)))
+        if p.kind != EVEN:
+            found[f"size {p.kind}"].append(_log_root(p.size if seen else torch.zeros_like(p.size)))
     return found
 
 
@@ -384,8 +394,11 @@ def _product_size(x: Tensor, y: Tensor) -> Tensor:
     return ((x.mT @ x) * (y.mT @ y)).sum()
 
 
-def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketches: Mapping[str, _Sketch]) -> _Product:
-    """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms."""
+def _unit_features(
+    model: NormalForm, space: Space, tensors: Tensors, sketches: Mapping[str, _Sketch]
+) -> list[_Product]:
+    """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms. Unless the
+    sign of what the activation is applied to is free, the same with its absolute value."""
     seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
     sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
     gated, holding = False, holding_constants(model.arch)
@@ -408,12 +421,17 @@ def _unit_features(model: NormalForm, space: Space, tensors: Tensors, sketches: 
     gate = seen["permuted"] if gated else torch.ones_like(seen["dual"])
     terms = gate * seen["primal"] * seen["dual"]
     size = (sizes["primal"] * sizes["dual"] * (sizes["permuted"] if gated else 1)).sum()
-    return _Product("ff", terms.sum(1), terms.square().sum(1).sqrt(), size)
+    norm = terms.square().sum(1).sqrt()
+    found = [_Product("ff", terms.sum(1), norm, size)]
+    if gated or space.kind not in ("signed", "scaled"):
+        even = terms * (gate if gated else seen["primal"]).sign()
+        found.append(_Product(EVEN, even.sum(1), norm, size))
+    return found
 
 
 def _expert_features(
     model: NormalForm, space: str, experts: Sequence[str], sketches: Mapping[str, _Sketch]
-) -> tuple[_Product, list[Tensor]]:
+) -> tuple[list[_Product], list[Tensor]]:
     """Of the experts of a layer, whose order does not count: the sum of their `ff`; and as vectors, products of their
     rows of the router, the same sum with each expert times its row, and the size of the router."""
     (router,) = (name for name in model.arch.blocks[space] if len(model.arch.shapes[name]) > 1)
@@ -427,14 +445,20 @@ def _expert_features(
         place = model.arch.spaces[name]
         assert isinstance(place, Space)
         each.append(_unit_features(model, place, tensors, sketches))
-    values, norms = (torch.stack([getattr(product, key) for product in each]) for key in ("value", "norm"))
-    joint = _Product("ff", values.sum(0), norms.norm(dim=0), torch.stack([p.size for p in each]).sum())
+    joint = [_summed(products) for products in zip(*each, strict=True)]
+    values, norms = (torch.stack([getattr(products[0], key) for products in each]) for key in ("value", "norm"))
     vectors = [
         _ratio((left * right).sum(0), rows.square().sum() / len(rows) ** 0.5),
         _ratio((left * values).sum(0), (rows.norm(dim=1)[:, None] * norms).norm(dim=0)),
         _log_root(rows.square().mean()).expand(EACH),
     ]
     return joint, vectors
+
+
+def _summed(products: Sequence[_Product]) -> _Product:
+    """The sum of products of one kind, with the norm of its terms."""
+    values, norms, sizes = (torch.stack([getattr(p, key) for p in products]) for key in ("value", "norm", "size"))
+    return _Product(products[0].kind, values.sum(0), norms.norm(dim=0), sizes.sum())
 
 
 def _axes(model: NormalForm, name: str) -> tuple[Axis, ...]:
