@@ -294,6 +294,8 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
             f"{weights.family.model_class}"
         )
     settings = _without_types(weights.config) | PLAIN_RUN
+    if _more_labels_than_rows(weights):  # transformers makes a name for each
+        del settings["num_labels"]
     options: dict[str, Any] = {}
     if name in weights.family.optional_pooler:  # config.json does not say whether there is a pooler
         options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
@@ -303,6 +305,12 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
         return kind, made, options
     except Exception as error:  # an odd configuration can make transformers raise anything
         raise _no_model(name, error) from error
+
+
+def _more_labels_than_rows(weights: Weights) -> bool:
+    """Whether config.json has more labels than any tensor has rows."""
+    labels, shapes = weights.config.get("num_labels"), weights.arch.shapes.values()
+    return isinstance(labels, int) and labels > max((max(shape, default=1) for shape in shapes), default=1)
 
 
 def _without_types(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -489,3 +489,15 @@ def test_listed_kinds_of_layers_count_where_no_window_is_switched_on() -> None:
 def test_kinds_of_layers_that_are_no_list_of_words_are_refused(name: str, value: object) -> None:
     with pytest.raises(ib.IsobasinError, match="layer_types is"):
         changed_config(name, layer_types=value)[1].settings  # noqa: B018
+
+
+def test_layer_scales_that_transformers_does_not_load_are_refused() -> None:
+    with pytest.raises(ib.IsobasinError, match="lambda_1"):
+        changed_config("beit-classifier", layer_scale_init_value=0.0)
+    with pytest.raises(ib.IsobasinError, match="expected a number"):
+        changed_config("beit-classifier", layer_scale_init_value="none")
+
+
+def test_a_number_of_labels_that_no_tensor_has_takes_no_memory() -> None:
+    a = tiny_model("llama-gqa")
+    assert ib.equivalent(a, replace_config(a, {"num_labels": 10**30})).answer == "same"

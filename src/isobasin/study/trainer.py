@@ -252,7 +252,8 @@ def compile_forward(model: Transformer) -> Callable[[Tensor, Tensor | None], Ten
     If compilation fails, torch logs a warning with the reason, and the model runs uncompiled.
     """
     compiled = torch.compile(model, dynamic=False)
-    settings = torch._dynamo.config.patch(recompile_limit=_MAX_COMPILED, suppress_errors=True)
+    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
+    settings = torch._dynamo.config.patch({limit: _MAX_COMPILED, "suppress_errors": True})
 
     def forward(x: Tensor, mask: Tensor | None) -> Tensor:
         with settings:

@@ -111,8 +111,18 @@ def beit(config: Mapping[str, Any]) -> Architecture:
         scales={
             f"{layer}.lambda_1": f"{layer}.attention.output.dense.weight",
             f"{layer}.lambda_2": f"{layer}.output.dense.weight",
-        },
+        }
+        if _has_layer_scales(config)
+        else {},
     )
+
+
+def _has_layer_scales(config: Mapping[str, Any]) -> bool:
+    """BEiT has none where they would begin at zero."""
+    start = config.get("layer_scale_init_value", 0.1)
+    if not isinstance(start, int | float) or isinstance(start, bool):
+        raise ArchitectureError(f"config.json: layer_scale_init_value is {start!r}, expected a number")
+    return start > 0
 
 
 def _sizes(c: Fields, d_ff: int) -> Sizes:
@@ -174,7 +184,7 @@ FAMILIES = (
         rare_settings={"is_causal": False, "use_mean_pooling": True},
         bias_flags=(BiasFlag("", False, r"\battention\.attention\.key\.bias$"),),
         ignored=(
-            *("drop_path_rate", "layer_scale_init_value", "out_features", "out_indices", "stage_names", "vocab_size"),
+            *("drop_path_rate", "out_features", "out_indices", "stage_names", "vocab_size"),
             *("reshape_hidden_states", "use_mask_token", "add_fpn", "pool_scales", "use_auxiliary_head"),
             *("auxiliary_loss_weight", "auxiliary_channels", "auxiliary_num_convs", "auxiliary_concat_input"),
             "semantic_loss_ignore_index",
