@@ -43,7 +43,7 @@ SHORT = (
         "mixtral-untied",
         "falcon-groups",
     ),
-    *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied"),
+    *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied", "clip-towers"),
     *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
