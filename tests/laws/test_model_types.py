@@ -74,6 +74,7 @@ UNCHANGED: Mapping[str, set[str]] = {
     | {f"model.{stack}.layers.1.final_layer_norm.bias" for stack in ("encoder", "decoder")},
     "whisper-bare": {"model.encoder.conv2.bias"}
     | {f"model.{stack}.layer_norm.{kind}" for stack in ("encoder", "decoder") for kind in ("weight", "bias")},
+    "clip-towers": {"logit_scale"},
     "t5-bare": {"shared.weight", "encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"},
     "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
     "dinov2-classifier": {"classifier.bias"},
