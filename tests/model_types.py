@@ -42,7 +42,13 @@ class ModelType:
 
     @property
     def config_class(self) -> str:
-        stem = self.model.partition("For")[0].removesuffix("WithProjection").removesuffix("Model").removesuffix("LMHead").removesuffix("Encoder")
+        stem = (
+            self.model.partition("For")[0]
+            .removesuffix("WithProjection")
+            .removesuffix("Model")
+            .removesuffix("LMHead")
+            .removesuffix("Encoder")
+        )
         text = stem == "Gemma3" and "vision_config" not in self.config
         return "Gemma3TextConfig" if text else f"{stem}Config"
 

@@ -95,7 +95,9 @@ def _tower(
     keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     d, n_layers, n_heads, d_ff = (c.size(key, defaults[key]) for key in keys)
     d_head, units = c.d_head(n_heads, d, key=None), units_kind(c.word("hidden_act", "quick_gelu"))
-    spaces, heads, modules = [Space(name, d, kind, stream=True, stack=name)], [], {}
+    spaces = [Space(name, d, kind, stream=True, stack=name)]
+    heads: list[HeadSpace] = []
+    modules: dict[str, str] = {}
     for k in range(n_layers):
         i, place = start + k, f"{name}_model.encoder.layers.{k}"
         parts = [f"{place}.self_attn.{part}_proj" for part in ("q", "k", "v", "out")]
