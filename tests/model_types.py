@@ -42,7 +42,13 @@ class ModelType:
 
     @property
     def config_class(self) -> str:
-        stem = self.model.partition("For")[0].removesuffix("Model").removesuffix("LMHead").removesuffix("Encoder")
+        stem = (
+            self.model.partition("For")[0]
+            .removesuffix("WithProjection")
+            .removesuffix("Model")
+            .removesuffix("LMHead")
+            .removesuffix("Encoder")
+        )
         text = stem == "Gemma3" and "vision_config" not in self.config
         return "Gemma3TextConfig" if text else f"{stem}Config"
 
@@ -105,6 +111,8 @@ _OPT = {"vocab_size": V, "hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": 
 _OPT |= {"max_position_embeddings": 24, "word_embed_proj_dim": 24, "pad_token_id": 1}
 _CLIP = {"model_type": "clip_vision_model", "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2}
 _CLIP |= {"num_attention_heads": 2, "image_size": 6, "patch_size": 2, "layer_norm_eps": 1e-3}
+_CLIP_TEXT = {k: v for k, v in _CLIP.items() if "_size" not in k or k == "intermediate_size"} | {"hidden_size": 16}
+_CLIP_TEXT |= _TEXT | {"model_type": "clip_text_model", "eos_token_id": 5}
 _SIGLIP = _CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False}
 _LLAVA = {"vision_config": _CLIP, "image_token_index": 7}
 _QWEN_TEXT = _RMS | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 1]}}
@@ -251,6 +259,26 @@ MODEL_TYPES: tuple[ModelType, ...] = (
     ),
     *_variants("mbart", "MBart", _BART, tied=(_SEQ, {}), answers=("ForQuestionAnswering", {"num_labels": 2})),
     *_variants("whisper", "Whisper", _WHISPER, tied=(_SEQ, {}), untied=(_SEQ, _UNTIED), bare=("Model", {})),
+    *_variants(
+        "clip",
+        "CLIP",
+        {"text_config": _CLIP_TEXT, "vision_config": _CLIP, "projection_dim": 7},
+        towers=("Model", {}),
+    ),
+    *_variants(
+        "clip_text_model",
+        "CLIPText",
+        _CLIP_TEXT | {"projection_dim": 7},
+        bare=("Model", {"eos_token_id": 2}),
+        projection=("ModelWithProjection", {}),
+    ),
+    *_variants(
+        "clip_vision_model",
+        "CLIPVision",
+        _CLIP | {"projection_dim": 7},
+        bare=("Model", {}),
+        projection=("ModelWithProjection", {}),
+    ),
     *_variants("mt5", "MT5", _T5, gated=(_SEQ, {})),
     *_variants("umt5", "UMT5", _T5, gated=(_SEQ, {}), relu=(_SEQ, {"feed_forward_proj": "relu"})),
     *_variants(

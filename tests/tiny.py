@@ -35,6 +35,9 @@ OUTPUTS = (
     "reconstruction",
     "last_hidden_state",
     "pooler_output",
+    "logits_per_image",
+    "text_embeds",
+    "image_embeds",
 )
 
 # Buffers of older files that no forward pass reads: the oracle's list, which has no prefixes.

@@ -33,17 +33,19 @@ def unknown_settings(weights: Weights) -> dict[str, Any]:
 
 
 def part_settings(weights: Weights) -> dict[str, Any]:
-    """The values in the configs of the parts of a multimodal model that are not the default of transformers; of the
-    language model only those that its family does not know. Empty for other models."""
+    """The values in the configs of the parts of a multimodal model that are not the default of transformers; of parts
+    that are described only those that their families do not know. Empty for other models."""
     found: dict[str, Any] = {}
-    if weights.family.text is None:
+    if weights.family.text is None and not weights.family.parts:
         return found
-    family, inner = weights.family.language_model(weights.config)
+    described = {"text_config": weights.family.language_model(weights.config)}
+    described |= {key: weights.family.part(key, weights.config) for key in weights.family.parts}
     whole = _part_attributes(weights, weights.config)
     for part, config in weights.config.items():
         if not part.endswith("_config") or not isinstance(config, Mapping):
             continue
-        known = family.known_keys(inner) if part == "text_config" else NEUTRAL_KEYS
+        family, inner = described.get(part, (None, {}))
+        known = NEUTRAL_KEYS if family is None else family.known_keys(inner)
         for key in sorted(set(config) - known):
             others = {k: v for k, v in config.items() if k != key}
             without = _part_attributes(weights, {**weights.config, part: others})

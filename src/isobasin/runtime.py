@@ -42,8 +42,12 @@ OUTPUTS = (
     "pooler_output",
     "cls_logits",
     "distillation_logits",
+    "logits_per_image",
+    "text_embeds",
+    "image_embeds",
 )
-INNER_OUTPUTS = ("image_hidden_states", "rope_deltas")  # of multimodal models: the stream, and counts of positions
+# Of multimodal models: the stream, counts of positions, and the logits of images once more.
+INNER_OUTPUTS = ("image_hidden_states", "rope_deltas", "logits_per_text")
 ENCODER_OUTPUTS = ("encoder_last_hidden_state",)  # of a model whose outputs are states; a head does not show them
 
 
@@ -54,7 +58,8 @@ def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int =
 
 
 def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
-    if (image := image_shape(weights)) is not None:
+    image = image_shape(weights)
+    if image is not None and not weights.family.parts:
         inputs = {"pixel_values": torch.randn(1, *image, generator=rng)}
         masks = weights.family.class_of(weights.config).endswith(("Model", "ForMaskedImageModeling"))
         if masks and any(name.endswith("mask_token") for name in weights):
@@ -79,6 +84,8 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     if weights.family.inputs.decoder and not kind.endswith(("EncoderModel", "ForSequenceClassification")):
         inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
     inputs = with_tokens(weights, inputs, inputs["input_ids"])
+    if image is not None:
+        inputs["pixel_values"] = torch.randn(1, *image, generator=rng)
     return inputs if weights.family.text is None else _with_image(weights, inputs, rng)
 
 
@@ -120,12 +127,22 @@ def with_tokens(weights: Weights, inputs: Inputs, ids: Tensor) -> Inputs:
     ids = ids.expand(*inputs[key].shape[:-1], -1).clone()
     if weights.family.text is not None:
         return {key: ids}
-    if weights.family.inputs.decoder and weights.family.class_of(weights.config).endswith("ForSequenceClassification"):
-        # A classifier with a decoder reads at the one token that ends a text.
-        end = int(weights.settings["eos_token_id"])
+    if (end := _end_token(weights)) is not None:
         ids[ids == end] = (end + 1) % max(2, vocabulary_size(weights))
         ids[..., -1] = end
     return inputs | {key: ids}
+
+
+def _end_token(weights: Weights) -> int | None:
+    """The token at which a text is read that must have exactly one of them, at its end; None where there is none."""
+    family, config = weights.family.language_model(weights.config)
+    if family.inputs.decoder and family.class_of(config).endswith("ForSequenceClassification"):
+        return int(family.settings_of(config)["eos_token_id"])
+    if not family.inputs.ends:
+        return None
+    end, n_tokens = family.settings_of(config)["eos_token_id"], vocabulary_size(weights)
+    end = n_tokens - 1 if end == 2 else end
+    return end if type(end) is int and 0 <= end < n_tokens else None
 
 
 def token_key(inputs: Inputs) -> str | None:
@@ -151,10 +168,11 @@ def max_length(weights: Weights) -> int | None:
 
 def image_shape(weights: Weights) -> tuple[int, int, int] | None:
     """Channels, height and width of the images that the model reads; None for a model of tokens."""
-    if weights.family.inputs.image_size is None and not weights.family.own:
+    family, given = weights.family.part("vision_config", weights.config)
+    if family.inputs.image_size is None and not family.own:
         return None
-    config = {key: value for key, value in weights.config.items() if value is not None}
-    size = config.get("image_size", weights.family.inputs.image_size)
+    config = {key: value for key, value in given.items() if value is not None}
+    size = config.get("image_size", family.inputs.image_size)
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)

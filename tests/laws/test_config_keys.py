@@ -19,7 +19,7 @@ from torch import Tensor
 import isobasin as ib
 import model_types as mt
 import tiny
-from isobasin.arch import HeadSpace
+from isobasin.arch import FAMILIES, HeadSpace
 from isobasin.arch.family import NEUTRAL_KEYS
 from isobasin.compare.fingerprint import _digest
 from isobasin.config_keys import differing_settings, keys_that_matter
@@ -199,6 +199,11 @@ def mutations(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield key, config | {key: value}
             if key.startswith(("rope_", "rotary", "partial")) and key != "rope_parameters":
                 yield key, {k: v for k, v in config.items() if k != "rope_parameters"} | {key: value}
+    for part in FAMILIES[config["model_type"]].parts:
+        inner = config[part]
+        for key in sorted(set(inner) - NOT_A_KEY):
+            for value in other_values(key, inner[key]):
+                yield f"{part}: {key}", config | {part: inner | {key: value}}
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ SHORT = (
         "mixtral-untied",
         "falcon-groups",
     ),
-    *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied"),
+    *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied", "clip-towers"),
     *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
@@ -74,6 +74,14 @@ UNCHANGED: Mapping[str, set[str]] = {
     | {f"model.{stack}.layers.1.final_layer_norm.bias" for stack in ("encoder", "decoder")},
     "whisper-bare": {"model.encoder.conv2.bias"}
     | {f"model.{stack}.layer_norm.{kind}" for stack in ("encoder", "decoder") for kind in ("weight", "bias")},
+    "clip-towers": {"logit_scale"},
+    "clip_text_model-bare": {f"text_model.final_layer_norm.{kind}" for kind in ("weight", "bias")},
+    "clip_text_model-projection": {"text_projection.weight"}
+    | {f"text_model.final_layer_norm.{kind}" for kind in ("weight", "bias")},
+    "clip_vision_model-bare": {f"vision_model.encoder.layers.{i}.mlp.fc2.bias" for i in (0, 1)}
+    | {f"vision_model.{norm}.{kind}" for norm in ("pre_layrnorm", "post_layernorm") for kind in ("weight", "bias")},
+    "clip_vision_model-projection": {f"vision_model.encoder.layers.{i}.mlp.fc2.bias" for i in (0, 1)}
+    | {f"vision_model.pre_layrnorm.{kind}" for kind in ("weight", "bias")},
     "t5-bare": {"shared.weight", "encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"},
     "t5-encoder": {"shared.weight", "encoder.final_layer_norm.weight"},
     "dinov2-classifier": {"classifier.bias"},

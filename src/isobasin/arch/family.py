@@ -66,13 +66,15 @@ class ModelInputs:
     padding is masked, so any token serves for it. `padded_positions`: positions are counted from the padding token's id
     on, so that many rows of the table are no positions. `extra_tokens`: tokens beside patches and class token.
     `decoder`: beside an encoder there is a decoder, which reads tokens of its own. `features`: the encoder reads the
-    features of audio, a spectrogram of one length, and the decoder alone reads tokens.
+    features of audio, a spectrogram of one length, and the decoder alone reads tokens. `ends`: a text is read at its
+    first end token, or, where the config has 2 for it, at the highest id.
     """
 
     image_size: int | None = None
     extra_tokens: int = 0
     decoder: bool = False
     features: bool = False
+    ends: bool = False
     padded_positions: bool = False
     token_types: bool = False
     bidirectional: bool = False
@@ -130,6 +132,33 @@ class TextPart:
         own["tie_word_embeddings"] = self.tied if tied is None else tied
         given = {key: value for key, value in nested.items() if value is not None or key not in usual}
         return family, ChainMap(own, dict(self.prepared(given)), dict(usual))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tower of a model with several: its family, whose config lies inside that of the model.
+
+    `defaults`: what transformers takes where that config has no value. `older`: a key by which older files give this
+    config; where it is there, it wins.
+    """
+
+    family: "Family"
+    defaults: Mapping[str, Any]
+    older: str = ""
+
+    def of(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The config of the tower inside that of the model, with the defaults of transformers."""
+        keys = [key for key in (self.older, self.key) if key and config.get(key) is not None]
+        nested = config[keys[0]] if keys else {}
+        if not isinstance(nested, Mapping):
+            raise ArchitectureError(f"config.json: {keys[0]} is {nested!s:.80}, expected an object")
+        given = {key: value for key, value in nested.items() if value is not None or key not in self.defaults}
+        own = {"model_type": self.family.name, "architectures": [self.family.model_class]}
+        return {**self.defaults, **given, **own}
+
+    @property
+    def key(self) -> str:
+        return "text_config" if self.family.inputs.image_size is None else "vision_config"
 
 
 def _plain(value: Any) -> Any:
@@ -210,6 +239,7 @@ class Family:
     * `fused`: transformers holds several tensors of a file as one in memory.
     * `tied_key`: the config key that ties the head to the embedding.
     * `text`: the language model of a multimodal model. The other parts are copied as they are.
+    * `parts`: the towers of a model with several, by the key of their configs. All of them are described.
     * `unused`: symmetries that are not part of the group used here, in words.
     * `example`: a title and the sizes of a well-known model, for `isobasin families`.
     """
@@ -233,6 +263,7 @@ class Family:
     fused: bool = False
     tied_key: str = "tie_word_embeddings"
     text: TextPart | None = None
+    parts: Mapping[str, Part] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     example: tuple[str, Mapping[str, Any]] = ("", {})
 
@@ -260,7 +291,12 @@ class Family:
 
     def language_model(self, config: Mapping[str, Any]) -> "tuple[Family, Mapping[str, Any]]":
         """The family and the config of the language model: of the part that is one, or of the whole."""
-        return (self, config) if self.text is None else self.text.of(config)
+        return self.part("text_config", config) if self.text is None else self.text.of(config)
+
+    def part(self, key: str, config: Mapping[str, Any]) -> "tuple[Family, Mapping[str, Any]]":
+        """The family and the config of a tower; of the whole where there is only one."""
+        found = self.parts.get(key)
+        return (self, config) if found is None else (found.family, found.of(config))
 
     def untied_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A config whose head is a tensor of its own."""
@@ -282,6 +318,8 @@ class Family:
         if self.text is not None:
             family, inner = self.text.of(config)
             found |= family.settings_of(inner)
+        for key, part in self.parts.items():
+            found |= {f"{key}: {k}": v for k, v in part.family.settings_of(part.of(config)).items()}
         return found | dict(self.derived_settings(config))
 
     def unusual_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:

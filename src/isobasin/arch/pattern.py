@@ -6,6 +6,7 @@
     ".50257 resid & .50257 f*"   one tensor in two roles (tied embedding and head)
     "|ff3| m3*"         only the permutation part of ff3 acts (gates, gains)
     "."  an axis nothing touches (".768": of that size);  "-"  a buffer, copied as it is;  "?…"  may be absent
+    "()"  a single number, without axes
 
 >>> parse("|ff3| m3*").roles[0].axes[0].terms[0].permutation_part
 True
@@ -67,6 +68,8 @@ def parse(text: str) -> Pattern:
     optional = body != text
     if body.strip() == "-":
         return Pattern(text, (), optional)
+    if body.strip() == "()":
+        return Pattern(text, (Role(()),), optional)
     roles = tuple(Role(tuple(_axis(word, text) for word in role.split())) for role in body.split("&"))
     if any(not role.axes for role in roles):
         raise ArchitectureError(f"pattern {text!r} has an empty role: write one word per axis")

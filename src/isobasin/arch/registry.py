@@ -12,6 +12,7 @@ from isobasin.arch.architecture import Architecture
 from isobasin.arch.families import (
     bart,
     bert,
+    clip,
     cohere,
     dinov2,
     experts,
@@ -42,7 +43,7 @@ from isobasin.errors import ArchitectureError
 
 _FILES = (
     *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm),
-    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, other_decoders, multimodal, isobasin),
+    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders, multimodal, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
 
@@ -75,7 +76,7 @@ REFUSED: dict[str, str] = {
         "encoder-decoder models are not implemented",
     ),
     "gemma4": "norms on queries and keys are not implemented",
-    **dict.fromkeys(("clip", "siglip", "siglip2"), "models with two towers are not implemented"),
+    **dict.fromkeys(("siglip", "siglip2"), "models with two towers are not implemented"),
     **dict.fromkeys(
         ("llava_next", "qwen3_vl", "paligemma", "mllama", "idefics3", "mistral3"),
         "this multimodal model is not implemented; a folder with the language model alone may be",

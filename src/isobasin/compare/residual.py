@@ -215,6 +215,7 @@ class _AlignedPair:
                 moved = [t.apply(x, device=self.device)[name] for x, (_, t) in zip(copies, self.refits)]
             else:
                 moved = [self._perturbed(piece, name, number, k) for k in range(n_draws)]
+            reference, here, *moved = map(torch.atleast_1d, (reference, here, *moved))  # of a single number
             sides = (reference[start : start + len(here)], here, *moved)
             start += len(here)
             step = max(1, CHUNK * len(here) // max(1, here.numel()))

@@ -305,6 +305,11 @@ def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4
 
     A .npy file holds token ids (length) or (rows × length), or finite pixels (images × channels × height × width).
     """
+    if weights.family.parts:
+        raise IsobasinError(
+            f"--data: a {weights.family.name} model reads pairs of an image and a text, and data files hold one of "
+            "them; match by weights, or pass batches of inputs in Python"
+        )
     if image := image_shape(weights):
         yield from _pixel_batches(data, weights, image, batch, seed)
         return
