@@ -182,7 +182,7 @@ def test_the_defaults_are_those_of_transformers() -> None:
     import transformers
 
     for family in FAMILIES.values():
-        assert family.settings
+        assert family.settings or family.parts
         if family.own:
             fields = {f: ModelConfig.__dataclass_fields__[f].default for f in family.settings}
             assert fields == family.settings
