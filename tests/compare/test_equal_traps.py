@@ -501,3 +501,20 @@ def test_layer_scales_that_transformers_does_not_load_are_refused() -> None:
 def test_a_number_of_labels_that_no_tensor_has_takes_no_memory() -> None:
     a = tiny_model("llama-gqa")
     assert ib.equivalent(a, replace_config(a, {"num_labels": 10**30})).answer == "same"
+
+
+def test_windows_of_qwen2_moe_are_on_every_second_layer_by_default() -> None:
+    keys = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 28}
+    _, a = changed_config("qwen2_moe-untied", layer_types=None, **keys)
+    _, b = changed_config("qwen2_moe-untied", layer_types=["sliding_attention", "full_attention"], **keys)
+    assert ib.equivalent(a, b).answer == "same"
+    assert ib.fingerprint(a).matches(ib.fingerprint(b))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("qwen2_moe-untied", "mlp_only_layers"), ("gpt_neo-tied", "attention_layers")]
+)
+@pytest.mark.parametrize("value", [-1, float("nan")])
+def test_a_number_in_place_of_a_list_of_layers_is_refused(name: str, key: str, value: float) -> None:
+    with pytest.raises(ib.IsobasinError, match=f"config.json: {key} is .*, expected a list"):
+        _ = changed_config(name, **{key: value})[1].settings

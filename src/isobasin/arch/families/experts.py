@@ -3,6 +3,7 @@
 Each expert has units of its own; the experts of a layer can be permuted together with the rows of the router.
 """
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, gated_decoder
 from isobasin.arch.families.qwen2 import qwen_windows
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, QUARTER_TURNS, BiasFlag, Family
-from isobasin.errors import ArchitectureError
+from isobasin.errors import ArchitectureError, brief
 
 _MLP = "model.layers.{i}.mlp"
 
@@ -95,8 +96,19 @@ def _unit_modules(place: str, space: str, i: int, names: ExpertNames) -> dict[st
 
 def _dense_layers(c: Fields) -> Collection[int]:
     """Layers with a plain feed-forward (Qwen)."""
-    step, listed = c.size("decoder_sparse_step", 1), c.config.get("mlp_only_layers") or ()
+    step, listed = c.size("decoder_sparse_step", 1), c.config.get("mlp_only_layers") or []
+    if not isinstance(listed, list | tuple):
+        raise ArchitectureError(f"config.json: mlp_only_layers is {brief(listed)}, expected a list of layers")
     return [i for i in range(c.size("num_hidden_layers")) if i in listed or (i + 1) % step]
+
+
+def _qwen2_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As in Qwen2, but by default every second of the first layers has a window, not the last layers."""
+    last = config.get("max_window_layers", 28)
+    types = Fields(config).layer_types(lambda i: "full_attention" if i % 2 or i >= last else "sliding_attention")
+    if config.get("layer_types") is None and not config.get("use_sliding_window", False):
+        return qwen_windows(config)
+    return qwen_windows(ChainMap({"layer_types": types}, dict(config)))
 
 
 def _qwen3_window(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +146,7 @@ FAMILIES = (
         spellings=BASE_NAMES,
         settings=_SETTINGS | {"num_experts_per_tok": 4, "use_sliding_window": False},
         rare_settings=CAUSAL,
-        derived_settings=qwen_windows,
+        derived_settings=_qwen2_windows,
         head_settings=LAST_TOKEN,
         bias_flags=(
             BiasFlag("qkv_bias", True, r"\bself_attn\.[qkv]_proj\.bias$"),

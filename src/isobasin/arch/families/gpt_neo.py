@@ -7,7 +7,7 @@ from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, Su
 from isobasin.arch.config import Fields
 from isobasin.arch.families.decoder import DecoderHead, decoder_head
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
-from isobasin.errors import ArchitectureError
+from isobasin.errors import ArchitectureError, brief
 
 _H, _OPT = "transformer.h.{i}", "model.decoder.layers.{i}"
 
@@ -144,6 +144,8 @@ def _local_layers(config: Mapping[str, Any]) -> dict[str, Any]:
         layers = [kind for kinds, repeats in types for _ in range(repeats) for kind in kinds]
     if layers is None:
         layers = ["global" if i % 2 == 0 else "local" for i in range(int(config.get("num_layers", 24)))]
+    if not isinstance(layers, list | tuple):
+        raise ArchitectureError(f"config.json: attention_layers is {brief(layers)}, expected a list of words")
     return {"attention_layers": layers, "window_size": config.get("window_size", 256) if "local" in layers else None}
 
 
