@@ -68,10 +68,8 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
             inputs["bool_masked_pos"] = torch.rand(1, n_patches, generator=rng) < 0.5
         return inputs
     shape: tuple[int, ...] = (1, min(length, max_length(weights) or length))
-    if weights.family.inputs.features:
-        fields = Fields(weights.config)
-        bins, steps = fields.size("num_mel_bins", 80), 2 * fields.size("max_source_positions", 1500)
-        features = torch.randn(1, bins, steps, generator=rng)
+    if (spectrogram := feature_shape(weights)) is not None:
+        features = torch.randn(1, *spectrogram, generator=rng)
         ids = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
         return {"input_features": features, "decoder_input_ids": ids}
     if weights.family.class_of(weights.config).endswith("ForMultipleChoice"):
@@ -80,8 +78,7 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     if weights.family.inputs.token_types:
         types = Fields(weights.config).size("type_vocab_size", 2)
         inputs["token_type_ids"] = torch.randint(types, shape, generator=rng)
-    kind = weights.family.class_of(weights.config)
-    if weights.family.inputs.decoder and not kind.endswith(("EncoderModel", "ForSequenceClassification")):
+    if reads_targets(weights):
         inputs["decoder_input_ids"] = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
     inputs = with_tokens(weights, inputs, inputs["input_ids"])
     if image is not None:
@@ -117,6 +114,12 @@ def _with_image(weights: Weights, inputs: Inputs, rng: torch.Generator) -> Input
     ids = torch.cat([start, torch.full((1, n_tokens), token), end], dim=-1)
     marks = {images.marks: (ids == token).long()} if images.marks else {}
     return {"input_ids": ids, **marks, **pixels}
+
+
+def reads_targets(weights: Weights) -> bool:
+    """Whether the model has a decoder beside an encoder, and is given the tokens of both."""
+    kind = weights.family.class_of(weights.config)
+    return weights.family.inputs.decoder and not kind.endswith(("EncoderModel", "ForSequenceClassification"))
 
 
 def with_tokens(weights: Weights, inputs: Inputs, ids: Tensor) -> Inputs:
@@ -159,11 +162,19 @@ def vocabulary_size(weights: Weights) -> int:
 def max_length(weights: Weights) -> int | None:
     """The longest sequence that the model accepts; None if its config does not say."""
     keys = ("n_positions", "max_position_embeddings", "max_seq_len", "max_target_positions")
-    config = weights.text_config
-    longest = min((Fields(config).size(k) for k in keys if config.get(k)), default=None)
+    config, ignored = weights.text_config, weights.family.ignored
+    longest = min((Fields(config).size(k) for k in keys if config.get(k) and k not in ignored), default=None)
     if longest is None or not weights.family.inputs.padded_positions:
         return longest
     return longest - 1 - int(weights.settings.get("pad_token_id", 1))
+
+
+def feature_shape(weights: Weights) -> tuple[int, int] | None:
+    """Bins and steps of the spectrograms that the model reads; None for a model that reads no audio."""
+    if not weights.family.inputs.features:
+        return None
+    fields = Fields(weights.config)
+    return fields.size("num_mel_bins", 80), 2 * fields.size("max_source_positions", 1500)
 
 
 def image_shape(weights: Weights) -> tuple[int, int, int] | None:

@@ -60,7 +60,7 @@ def test_our_own_models() -> None:
     assert {kind: task_kind([model]) for kind, model in models.items()} == {kind: kind for kind in models}
     with pytest.raises(IsobasinError, match=r"task: .* has lm, .* has mlm; expected models with the same"):
         task_kind([models["lm"], models["mlm"]])
-    with pytest.raises(IsobasinError, match=r"--task words: expected one of auto, lm, mlm, text, image"):
+    with pytest.raises(IsobasinError, match=r"--task words: expected one of auto, lm, mlm, seq2seq, text, image"):
         task_kind([image], "words")
     with pytest.raises(IsobasinError, match=r"no model is given"):
         task_kind([])

@@ -218,7 +218,7 @@ BAD = {
     "no text": ("x.csv", b"0,a\n1,\n", r"row 2 has no text"),
     "latin-1": ("x.csv", "0,Äpfel".encode("latin-1"), r"x.csv: not UTF-8 text"),
     "not json": ("x.jsonl", b"{'text'", r"not JSON, one object a line"),
-    "numbers": ("x.jsonl", b"3\n4\n", r"expected JSON objects with a text"),
+    "numbers": ("x.jsonl", b"3\n4\n", r"expected JSON objects, one a line"),
     "no label": ("x.jsonl", b'{"text": "a", "label": 0}\n{"text": "b"}', r"row 2 has the label None; expected a whole"),
     "half": ("x.jsonl", b'{"text": "a", "label": 0.5}', r"row 1 has the label 0.5; expected a whole number"),
     "plain text": ("x.txt", b"words", r"x.txt: no labels: a text classifier needs a table"),

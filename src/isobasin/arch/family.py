@@ -7,7 +7,7 @@ a `Family` for each `model_type` that it covers. Nothing else in the package nam
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.config import Fields
@@ -66,13 +66,15 @@ class ModelInputs:
     padding is masked, so any token serves for it. `padded_positions`: positions are counted from the padding token's id
     on, so that many rows of the table are no positions. `extra_tokens`: tokens beside patches and class token.
     `decoder`: beside an encoder there is a decoder, which reads tokens of its own. `features`: the encoder reads the
-    features of audio, a spectrogram of one length, and the decoder alone reads tokens. `ends`: a text is read at its
-    first end token, or, where the config has 2 for it, at the highest id.
+    features of audio, a spectrogram of one length, and the decoder alone reads tokens. `decoder_start`: the token that
+    the decoder reads before a target where the config names none; "last": the last token of the target. `ends`: a text
+    is read at its first end token, or, where the config has 2 for it, at the highest id.
     """
 
     image_size: int | None = None
     extra_tokens: int = 0
     decoder: bool = False
+    decoder_start: int | Literal["last"] | None = None
     features: bool = False
     ends: bool = False
     padded_positions: bool = False

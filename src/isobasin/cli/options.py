@@ -129,7 +129,7 @@ class LearnOptions:
 class DataOptions:
     """How data are read: for measuring in `path`, for `--matcher learned` in `align` and `merge`."""
 
-    task: Annotated[str, typer.Option(help="Task of the data: auto, lm, mlm, text or image.")] = "auto"
+    task: Annotated[str, typer.Option(help="Task of the data: auto, lm, mlm, seq2seq, text or image.")] = "auto"
     tokenizer: Annotated[str | None, typer.Option(help="A folder with a tokenizer; by default that of A.")] = None
     max_samples: Annotated[
         int | None, typer.Option(max=MAX_SAMPLES, help="Use at most this many samples of the data.")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class MeasureOptions:
     """What is measured."""
 
-    data: Annotated[Path, typer.Option(help="Text, token ids, labelled text or images, in a file or folder.")]
+    data: Annotated[Path, typer.Option(help="Text, token ids, labelled text, pairs of texts, or images.")]
     points: Annotated[int, typer.Option(max=10_001, help="Points of the line, both ends included.")] = 25
     explain: Annotated[bool, typer.Option("--explain", help="Also the barrier by component.")] = False
     plane: Annotated[int, typer.Option(max=501, help="Also the loss on a plane, with this many points on a side.")] = 0

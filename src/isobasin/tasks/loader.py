@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from isobasin.errors import IsobasinError
-from isobasin.runtime import Inputs, image_shape, max_length, vocabulary_size
+from isobasin.runtime import Inputs, image_shape, max_length, reads_targets, vocabulary_size
 from isobasin.shapes import Int
 from isobasin.tasks.images import open_pixel_reader, read_images
+from isobasin.tasks.seq2seq import seq2seq_task
 from isobasin.tasks.source import DataError, check_exists, chosen, digest, is_hub_id
 from isobasin.tasks.task import (
     IGNORED,
@@ -61,17 +62,18 @@ def open_task(
     """A task for these models from a file, a folder, or a hub id if `datasets` is installed.
 
     The heads of the models determine the kind of task. Language models and masked language models read text, or a file
-    of token ids (`.npy`, or `.bin` of uint16); text classifiers a table (CSV, JSONL, parquet); image classifiers the
-    files of MNIST or CIFAR, or a folder per class. Data with splits are read from `split`. Without `max_samples` all
-    data are used (of text the first 2²⁴ characters), otherwise the first windows of text, or a random subset of the
-    labelled samples in their order. A window has `seq_len` tokens: 256 unless a model accepts less.
+    of token ids (`.npy`, or `.bin` of uint16); text classifiers a table (CSV, JSONL, parquet); encoder-decoders a table
+    of sources and targets; image classifiers the files of MNIST or CIFAR, or a folder per class. Data with splits are
+    read from `split`. Without `max_samples` all data are used (of text the first 2²⁴ characters), otherwise the first
+    windows of text, or a random subset of the samples in their order. A window has `seq_len` tokens: 256 unless a model
+    accepts less.
     """
     path = Path(data)
     kind = task_kind(models, kind)
     if not is_hub_id(path):
         check_exists(path)
     request = Request(path, tuple(models), tokenizer, max_samples, batch_size, seq_len, seed, split).checked()
-    opener = {"lm": _lm_task, "mlm": _mlm_task, "text": _text_task, "image": _image_task}[kind]
+    opener = _OPENERS[kind]
     try:
         return replace(opener(request), source=str(data))
     except OSError as error:  # no permission to list a folder, or a disk error
@@ -297,13 +299,23 @@ def _image_task(request: Request) -> Task:
     return request.task("image", len(used), settings, content, batches)
 
 
+_OPENERS = {
+    "lm": _lm_task,
+    "mlm": _mlm_task,
+    "seq2seq": seq2seq_task,
+    "text": _text_task,
+    "image": _image_task,
+}
+
+
 # -- inputs without targets --------------------------------------------------------------------------------------------
 
 
 def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4, seed: int = 0) -> Iterator[Inputs]:
     """Batches of inputs without targets: at most MAX_TOKENS tokens or MAX_IMAGES images.
 
-    A .npy file holds token ids (length) or (rows × length), or finite pixels (images × channels × height × width).
+    A .npy file holds token ids (length) or (rows × length), or finite pixels (images × channels × height × width). An
+    encoder-decoder reads pairs of a source and a target; of other data both stacks read the same tokens.
     """
     if weights.family.parts:
         raise IsobasinError(
@@ -313,10 +325,13 @@ def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4
     if image := image_shape(weights):
         yield from _pixel_batches(data, weights, image, batch, seed)
         return
+    if reads_targets(weights) and is_table(data):
+        yield from _pair_batches(data, weights, seed)
+        return
     if weights.family.inputs.features:
         raise IsobasinError(
-            f"--data: a {weights.family.name} model reads audio, and data files hold text or images; match by weights, "
-            "or pass batches of inputs in Python"
+            f"--data: a {weights.family.name} model reads audio, expected a table with columns input_features and "
+            "labels; match by weights, or pass batches of inputs in Python"
         )
     if "ForSequenceClassification" in str(weights.config.get("architectures")):
         batch = 1  # without a padding token transformers accepts one text at a time
@@ -326,7 +341,18 @@ def unlabeled(data: Path, weights: Weights, *, length: int = 256, batch: int = 4
     else:
         rows = _text_rows(data, weights, limit, seed)
     for start in range(0, len(rows), batch):
-        yield {"input_ids": rows[start : start + batch]}
+        ids = rows[start : start + batch]
+        yield {"input_ids": ids} | ({"decoder_input_ids": ids} if reads_targets(weights) else {})
+
+
+def _pair_batches(data: Path, weights: Weights, seed: int) -> Iterator[Inputs]:
+    """Pair by pair: padding of a batch would count as tokens."""
+    n_tokens = 0
+    for one in seq2seq_task(Request(data, (weights,), batch_size=1, seed=seed)):
+        n_tokens += len(one.targets[0])
+        yield one.inputs
+        if n_tokens >= MAX_TOKENS:
+            return
 
 
 def _pixel_batches(

@@ -19,14 +19,15 @@ from isobasin.tasks.source import digest, short_name
 from isobasin.weights import Weights
 
 IGNORED = -100  # the target of a position that is not scored, as in torch's cross-entropy
-KINDS = ("lm", "mlm", "text", "image")
-_BATCH_SIZES = {"lm": 8, "mlm": 8, "text": 16, "image": 64}
+KINDS = ("lm", "mlm", "seq2seq", "text", "image")
+_BATCH_SIZES = {"lm": 8, "mlm": 8, "seq2seq": 8, "text": 16, "image": 64}
 _FLAGS = {"max_samples": "--max-samples", "batch_size": "--batch-size", "seq_len": "--seq-len"}
 _HEADS = {
     "ForCausalLM": "lm",
     "LMHeadModel": "lm",
     "ForMaskedLM": "mlm",
     "ForPreTraining": "mlm",
+    "ForConditionalGeneration": "seq2seq",
     "ForSequenceClassification": "text",
     "ForImageClassification": "image",
 }
@@ -88,7 +89,7 @@ class MetricSums:
             raise IsobasinError("nothing was scored: expected at least one token or sample with a target")
         loss = self.loss / self.count
         found = {"loss": loss, "accuracy": self.correct / self.count}
-        if kind in ("lm", "mlm"):
+        if kind in ("lm", "mlm", "seq2seq"):
             found["perplexity"] = math.exp(loss) if not loss > 700 else math.inf
         if kind == "lm" and self.n_bytes:
             found["bits_per_byte"] = self.loss / math.log(2) / self.n_bytes
@@ -99,7 +100,8 @@ class MetricSums:
 class Task:
     """Data prepared for some models; every iteration gives the same batches.
 
-    `kind` is lm, mlm, text or image; `fingerprint` identifies the data, the settings and the tokenizer or processor.
+    `kind` is lm, mlm, seq2seq, text or image; `fingerprint` identifies the data, the settings and the tokenizer or
+    processor.
     """
 
     kind: str
@@ -114,7 +116,8 @@ class Task:
         return self.batches()
 
     def __str__(self) -> str:
-        what = {"lm": "windows of text", "mlm": "masked windows of text", "text": "texts", "image": "images"}
+        what = {"lm": "windows of text", "mlm": "masked windows of text", "seq2seq": "pairs"}
+        what |= {"text": "texts", "image": "images"}
         return f"{self.name}: {self.n_samples:,} {what[self.kind]}"
 
 
@@ -193,7 +196,7 @@ def _kind(weights: Weights) -> str:
         return "lm" if config.flag("causal", False) else "mlm"
     name = weights.family.class_of(weights.config)
     found = next((kind for suffix, kind in _HEADS.items() if name.endswith(suffix)), None)
-    if found is None:
+    if found is None or (found == "seq2seq" and not weights.family.inputs.decoder):
         raise IsobasinError(
             f"{name_of(weights)}: {name} has no head to measure; expected a class that ends in {', '.join(_HEADS)}"
         )

@@ -54,16 +54,19 @@ def read_table(data: Path | str, *, split: str = "test", labelled: bool = True) 
     description. In a CSV file without a header the first column is the label and the others are the text. Columns of
     text are joined by a space.
     """
-    data = Path(data)
+    file, columns = read_columns(Path(data), split, _KNOWN_COLUMNS)
+    return _from_columns(file, columns, labelled)
+
+
+def read_columns(data: Path, split: str, known: Sequence[str]) -> tuple[Path, Mapping[str, Sequence[Any]]]:
+    """The columns of a table, and its file; the values of JSON objects are read for `known` names only."""
     if is_dataset(data):
-        return _from_columns(data, split_columns(data, split), labelled)
+        return data, split_columns(data, split)
     check_exists(data)
     file = _only_table(data, split) if data.is_dir() else data
     if file.suffix in (".csv", ".tsv"):
-        return _from_csv(file, labelled)
-    if file.suffix == ".parquet":
-        return _from_columns(file, _parquet(file), labelled)
-    return _from_columns(file, _json_columns(file), labelled)
+        return file, _csv_columns(file, known)
+    return file, _parquet(file) if file.suffix == ".parquet" else _json_columns(file, known)
 
 
 def _tables_in(folder: Path) -> list[Path]:
@@ -100,15 +103,16 @@ def _decoded(file: Path) -> str:
         raise DataError(file, f"not UTF-8 text ({error}); convert it") from error
 
 
-def _from_csv(file: Path, labelled: bool) -> Table:
+def _csv_columns(file: Path, known: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+    """The columns by the names in the header; without one, those of labelled texts."""
     rows = _csv_rows(file)
     head = [name.strip().lower() for name in rows[0]] if rows else []
-    if not _text_columns(head) and not set(_LABEL_COLUMNS) & set(head):
-        return _from_columns(file, {"label": [r[0] for r in rows], "text": [_joined(r[1:]) for r in rows]}, labelled)
+    if "label" in known and not set(known) & set(head):
+        return {"label": [r[0] for r in rows], "text": [_joined(r[1:]) for r in rows]}
     for number, row in enumerate(rows[1:], 1):
         if len(row) != len(head):
             raise DataError(file, f"row {number} has {len(row)} columns, the header {len(head)}; quote the commas")
-    return _from_columns(file, {name: [row[i] for row in rows[1:]] for i, name in enumerate(head)}, labelled)
+    return {name: [row[i] for row in rows[1:]] for i, name in enumerate(head)}
 
 
 def _csv_rows(file: Path) -> list[list[str]]:
@@ -123,7 +127,7 @@ def _csv_rows(file: Path) -> list[list[str]]:
         csv.field_size_limit(usual)
 
 
-def _json_columns(file: Path) -> dict[str, Sequence[Any]]:
+def _json_columns(file: Path, known: Sequence[str]) -> dict[str, Sequence[Any]]:
     """The values of the columns that are read; of others only their number, because each row may have its own."""
     text = _decoded(file)
     try:
@@ -131,12 +135,12 @@ def _json_columns(file: Path) -> dict[str, Sequence[Any]]:
     except (ValueError, RecursionError) as error:
         raise DataError(file, f"not JSON, one object a line ({error}); correct it") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(file, "expected JSON objects with a text and a label, one a line")
+        raise DataError(file, "expected JSON objects, one a line")
     if "\\ud" in text.lower():
         _check_surrogates(file, rows)
     names = sorted({name for row in rows for name in row})
-    known = {name for name in names if name.strip().lower() in _KNOWN_COLUMNS}
-    return {name: [row.get(name) for row in rows] if name in known else range(len(rows)) for name in names}
+    read = {name for name in names if name.strip().lower() in known}
+    return {name: [row.get(name) for row in rows] if name in read else range(len(rows)) for name in names}
 
 
 def _check_surrogates(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:

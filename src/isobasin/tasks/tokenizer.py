@@ -52,7 +52,7 @@ class ByteTokenizer:
         """The special tokens before and after a text: none."""
         return [], []
 
-    def rows(self, texts: Sequence[str], limit: int) -> list[list[int]]:
+    def rows(self, texts: Sequence[str], limit: int, *, targets: bool = False) -> list[list[int]]:
         """The ids of each text, at most `limit`."""
         return [list(text.encode()[:limit]) for text in texts]
 
@@ -114,11 +114,12 @@ class ModelTokenizer:
             raise IsobasinError(f"{self.name}: finds no tokens in the text, or puts special ones inside it; {_ADVICE}")
         return full[:start], full[start + len(bare) :]
 
-    def rows(self, texts: Sequence[str], limit: int) -> list[list[int]]:
-        """The ids of each text with its special tokens, at most `limit`."""
+    def rows(self, texts: Sequence[str], limit: int, *, targets: bool = False) -> list[list[int]]:
+        """The ids of each text with its special tokens, at most `limit`; those of targets may differ (mBART)."""
         if self.tokenizer.num_special_tokens_to_add() >= limit:
             raise IsobasinError(f"--seq-len {limit}: no room beside the special tokens; give a larger one")
-        encoded = self.tokenizer(list(texts), truncation=True, max_length=limit, padding=False, verbose=False)
+        given = {"text_target" if targets else "text": list(texts)}
+        encoded = self.tokenizer(**given, truncation=True, max_length=limit, padding=False, verbose=False)
         return encoded["input_ids"]
 
 

@@ -171,7 +171,7 @@ FAMILIES = tuple(
         # Without tokens for the decoder, these make them of those of the encoder.
         rare_settings={"decoder_start_token_id": 2} if name == "bart" else {"pad_token_id": 1},
         head_settings={"ForSequenceClassification": {"eos_token_id": 2}},
-        inputs=ModelInputs(decoder=True, bidirectional=True),
+        inputs=ModelInputs(decoder=True, decoder_start=2 if name == "bart" else "last", bidirectional=True),
         aliases={
             "hidden_size": "d_model",
             "num_attention_heads": "encoder_attention_heads",

@@ -117,7 +117,7 @@ FAMILIES = tuple(
         settings={"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128},
         rare_settings={"is_encoder_decoder": True},
         derived_settings=partial(_derived, proj=proj),
-        inputs=ModelInputs(decoder=True, bidirectional=True),
+        inputs=ModelInputs(decoder=True, decoder_start=None if name == "t5" else 0, bidirectional=True),
         aliases={
             "hidden_size": "d_model",
             "num_attention_heads": "num_heads",

@@ -61,7 +61,7 @@ FAMILIES = (
         prefix="model.",
         settings={"activation_function": "gelu", "scale_embedding": False, "decoder_attention_heads": 6},
         rare_settings={"is_causal": None},  # set, it holds for both stacks
-        inputs=ModelInputs(decoder=True, features=True),
+        inputs=ModelInputs(decoder=True, decoder_start=50257, features=True),
         bias_flags=(BiasFlag("", False, r"\.k_proj\.bias$"),),
         aliases={
             "hidden_size": "d_model",
