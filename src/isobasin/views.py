@@ -33,6 +33,32 @@ class View(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
 
+class ReadOnce(Mapping[str, Tensor]):
+    """The same tensors, each read when it is first asked for and kept on a device in the type it has."""
+
+    def __init__(self, base: Tensors, device: torch.device) -> None:
+        self._base = base
+        self._device = device
+        self._kept: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._kept:
+            self._kept[name] = self._base[name].to(self._device)
+        return self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+def room(device: torch.device, memory: int) -> int:
+    """The bytes that one model may take on a device while others lie there too: `memory` of the host, or a third of
+    what is free on an accelerator."""
+    return torch.cuda.mem_get_info(device)[0] // 3 if device.type == "cuda" else memory
+
+
 class AsFloat64(Mapping[str, Tensor]):
     """The same tensors in float64, where all arithmetic on them happens; others (buffers) as they are."""
 

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +25,10 @@ from isobasin.checkpoint import (
 )
 from isobasin.errors import CheckpointError
 from isobasin.files import Content
-from isobasin.views import Tensors, View
+from isobasin.views import ReadOnce, Tensors, View, room
+
+MEMORY = 2**29  # bytes of the host that a model may take to be read only once
+READERS = 8  # threads that read a model onto an accelerator
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Weights(Mapping[str, Tensor]):
     """The tensors of a model by the names of its patterns. Immutable: what changes a model makes a new one.
 
     `changed` names the tensors that are no longer bitwise those of the source, and `exact` says whether
-    changing them rounded nothing.
+    changing them rounded nothing. `memory` are the bytes of the host that one copy of the model may take while it is
+    worked on; a larger model is read tensor by tensor, several times.
     """
 
     arch: Architecture
@@ -42,6 +48,7 @@ class Weights(Mapping[str, Tensor]):
     checkpoint: Checkpoint | None = None
     changed: frozenset[str] = field(default_factory=frozenset)
     exact: bool = True
+    memory: int = MEMORY
 
     def __getitem__(self, name: str) -> Tensor:
         plain = self.arch.plain_gains.get(name)
@@ -62,6 +69,17 @@ class Weights(Mapping[str, Tensor]):
         """The same model with some tensors read into memory, once, for whoever needs them often."""
         held = {name: self[name] for name in names}
         return replace(self, tensors=View(self.tensors, {name: lambda _, t=t: t for name, t in held.items()}))  # type: ignore[misc]
+
+    def resident(self, device: torch.device) -> "Weights":
+        """The same model, read once, in its stored types, and kept on this device; itself where there is no room."""
+        n_bytes = sum(torch.Size(self.arch.shapes[name]).numel() * t.itemsize for name, t in self.dtypes.items())
+        if isinstance(self.tensors, ReadOnce) or n_bytes > room(device, self.memory):
+            return self
+        source = self.tensors if device.type == "cpu" else _ReadAhead(self.tensors, list(self.dtypes))
+        kept = ReadOnce(source, device)
+        for name in self.dtypes if device.type != "cpu" else ():
+            kept[name]
+        return replace(self, tensors=kept)
 
     @property
     def family(self) -> Family:
@@ -185,6 +203,27 @@ class Weights(Mapping[str, Tensor]):
                 if watch:
                     watch(name, tensor)
         return dtypes
+
+
+class _ReadAhead(Mapping[str, Tensor]):
+    """Tensors that are asked for once and in this order: the next few are being read by threads meanwhile."""
+
+    def __init__(self, base: Tensors, order: list[str]) -> None:
+        self._base, self._order = base, iter(order)
+        self._pool = ThreadPoolExecutor(READERS)
+        self._coming: dict[str, Future[Tensor]] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        for following in islice(self._order, READERS - len(self._coming)):
+            self._coming[following] = self._pool.submit(self._base.__getitem__, following)
+        coming = self._coming.pop(name, None)
+        return self._base[name] if coming is None else coming.result()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
 
 
 def _widest(dtypes: Mapping[str, torch.dtype], arch: Architecture) -> torch.dtype:

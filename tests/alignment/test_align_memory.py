@@ -54,9 +54,11 @@ print(limit, file=sys.stderr)
 ALIGN = PRELUDE + "sys.exit(run(sys.argv[2:]))"
 # A small model swept as a large one is, or held as small ones are.
 STREAM = """
+from isobasin import weights
 from isobasin.alignment import problem
 from isobasin.symmetries import normal_form
-problem.WIDE, normal_form.ROWS, normal_form.HELD = 0, 2**18, {held}
+problem.WIDE, normal_form.ROWS = 0, 2**18
+normal_form.room = weights.room = lambda *_: {held}
 """
 LOAD_BOTH = PRELUDE + "both = [load(folder).state_dict('keep') for folder in sys.argv[2:]]; print('held')"
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tiny
+from isobasin import weights
 from isobasin.alignment import problem as problems
 from isobasin.alignment.align import align
 from isobasin.alignment.descent import descend, from_embeddings, sweep
@@ -30,7 +31,8 @@ MATCHER = WeightMatching(scope="model")
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every model were large."""
     monkeypatch.setattr(problems, "WIDE", 0)
-    monkeypatch.setattr(normal_form, "HELD", 0)
+    for module in (normal_form, weights):
+        monkeypatch.setattr(module, "room", lambda *_: 0)
     monkeypatch.setattr(normal_form, "ROWS", 100)
 
 
@@ -68,12 +70,12 @@ def test_few_sweeps_come_about_as_close_as_many(tmp_path: Path, request: pytest.
 
 def test_a_sweep_by_pieces_is_the_sweep(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     a, b = (saved("gpt2-lm-untied", tmp_path, seed) for seed in (0, 1))
-    held_square, held_elements, _ = sweep(whole(a, b), from_embeddings(whole(a, b)))
+    held_square, held_elements, _ = sweep(whole(a, b), from_embeddings(whole(a, b))[0])
     request.getfixturevalue("streamed")
     pieces = replace(whole(a, b), exact=True)  # rounding apart, the pieces add up to the whole
     assert pieces.dtype == torch.float64
     assert len(list(pieces.form_a.pieces("resid"))) > len(pieces.form_a.block("resid"))
-    square, found, _ = sweep(pieces, from_embeddings(pieces))
+    square, found, _ = sweep(pieces, from_embeddings(pieces)[0])
     assert square == pytest.approx(held_square)
     for name, element in held_elements.items():
         for key, tensor in element.tensors().items():
@@ -105,7 +107,7 @@ def test_a_sweep_reads_each_model_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:
     a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
     problem = whole(a, b)
-    start = from_embeddings(problem)
+    start, _ = from_embeddings(problem)
     at_once = descend(problem, start, most=5)
     first = descend(problem, start, most=2)
     assert first.proposed is not None

@@ -51,9 +51,12 @@ def align(
     Models that differ only in their heads, or in rows of the vocabulary, are matched on what they share; the transform
     is one of B with its own head, and `left_out` names what took no part.
     """
+    place = device or torch.device("cpu")
     first, second = as_weights(to), as_weights(b)
+    if workers == 1:  # others read for themselves
+        first, second = first.resident(place), second.resident(place)
     pair = trunk_pair(first, second)
-    options = AlignOptions(dtype, device or torch.device("cpu"), workers, verify, only_if_closer, watch)
+    options = AlignOptions(dtype, place, workers, verify, only_if_closer, watch)
     chosen = matcher or WeightMatching()
     if pair is None:
         return chosen.align(second, first, options)

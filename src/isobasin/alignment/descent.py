@@ -16,14 +16,16 @@ from isobasin.alignment.problem import AlignmentProblem, Elements, overlap, squa
 from isobasin.arch import HeadSpace
 from isobasin.errors import VerificationError
 from isobasin.groups import Element, Overlap
+from isobasin.rounding import rounding_units
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.views import AsFloat64, Tensors, trim_heap
 from isobasin.weights import Weights
 
 SWEEPS = 30
+RELATED_THRESHOLD = 0.5  # of the squared size of embeddings and head; models that one map leaves less of may be copies
 TRIAL_SWEEPS = 3  # before the starts are compared
-COPY_THRESHOLD = 1e-3  # a start that leaves this share of the squared distance needs no other beside it
+COPY_THRESHOLD = 0.03  # a start that leaves this share of the squared distance needs no other beside it
 # A distance this much smaller than at the start is rounding (squared).
 ROUNDING = {torch.float64: 1e-20, torch.float32: 1e-11}
 OnSweep = Callable[[int, float], None] | None
@@ -52,47 +54,75 @@ def solve(problem: AlignmentProblem, *, sweeps: int = SWEEPS, on_sweep: OnSweep 
     if not problem.moves_stream:
         square, elements, matched = sweep(problem, problem.identity)
         return SweepState(elements, (square,), True, matched)
-    if problem.wide:
-        return _solve_wide(problem, sweeps, on_sweep)
-    return _solve_small(problem, sweeps, on_sweep)
+    start, left = from_embeddings(problem)
+    copy = _as_copy(problem, start) if left <= RELATED_THRESHOLD and not problem.activation_term.tables else None
+    if copy is not None:
+        if on_sweep:
+            on_sweep(1, copy.square)
+        return descend(problem, copy, most=sweeps, tolerance=1e-3 if problem.wide else 1e-6, on_sweep=on_sweep)
+    solve_from = _solve_wide if problem.wide else _solve_small
+    return solve_from(problem, _starts(problem, start), sweeps, on_sweep)
 
 
-def _solve_small(problem: AlignmentProblem, sweeps: int, on_sweep: OnSweep) -> SweepState:
+def _as_copy(problem: AlignmentProblem, start: Elements) -> SweepState | None:
+    """Where one visit of every block leads, with the stream moved as embeddings and head say; None if that leaves more
+    than copies and fine-tuned models do. Converged if what it leaves is rounding."""
+    before, after, elements, matched = match_blocks(problem, start)
+    if not after <= COPY_THRESHOLD * before:
+        return None
+    units = [max(r.unit for r in rounding_units(w).values()) for w in (problem.a, problem.b)]
+    floor = max(ROUNDING[problem.dtype], sum(unit**2 for unit in units))
+    return SweepState(elements, (before, after), after <= floor * before, matched)
+
+
+def _solve_small(
+    problem: AlignmentProblem, starts: list[dict[str, Element]], sweeps: int, on_sweep: OnSweep
+) -> SweepState:
     """Every start for a few sweeps, the best one to its end; rotations inside heads first, then the whole group."""
     rough = problem.with_matcher(problem.matcher.rough())
-    trials = [descend(rough, start, most=TRIAL_SWEEPS) for start in _starts(problem)]
+    trials = [descend(rough, start, most=TRIAL_SWEEPS) for start in starts]
     best = descend(rough, min(trials, key=lambda t: t.square).elements, most=sweeps, on_sweep=on_sweep)
     return descend(problem, best.elements, most=sweeps, on_sweep=on_sweep)
 
 
-def _solve_wide(problem: AlignmentProblem, sweeps: int, on_sweep: OnSweep) -> SweepState:
+def _solve_wide(
+    problem: AlignmentProblem, starts: list[dict[str, Element]], sweeps: int, on_sweep: OnSweep
+) -> SweepState:
     """The same for models whose every sweep takes minutes: the whole group from the first sweep on, no sweep done
     twice, and an end where one gains less than a thousandth."""
     trials: list[SweepState] = []
-    for start in _starts(problem):
+    for start in starts:
         trials.append(descend(problem, start, most=2, tolerance=1e-3))
         if trials[-1].square <= COPY_THRESHOLD * trials[-1].history[0]:
             break
     return descend(problem, min(trials, key=lambda t: t.square), most=sweeps, tolerance=1e-3, on_sweep=on_sweep)
 
 
-def _starts(problem: AlignmentProblem) -> list[dict[str, Element]]:
-    start = [from_embeddings(problem), problem.identity]
+def _starts(problem: AlignmentProblem, from_tables: dict[str, Element]) -> list[dict[str, Element]]:
+    start = [from_tables, problem.identity]
     known = [stream for stream in problem.streams if stream in problem.activation_term.tables]
     if known:  # the maps of streams from activations alone
         start.append(problem.identity | {s: _nearest(problem, s, _nothing(problem, s)) for s in known})
     return start
 
 
-def from_embeddings(problem: AlignmentProblem) -> dict[str, Element]:
-    """A first guess of the map of each stream, from embeddings, head and the stream's biases alone."""
-    here = problem.identity
+def from_embeddings(problem: AlignmentProblem) -> tuple[dict[str, Element], float]:
+    """A first guess of the map of each stream, from embeddings, head and the stream's biases alone, and what it leaves:
+    ‖A − gB‖² / (‖A‖² + ‖B‖²), 0 for copies, and next to 1 for models that have nothing in common."""
+    here, left, size = problem.identity, 0.0, 0.0
     for stream in problem.streams:
-        found = _nothing(problem, stream)
+        found, gain = _nothing(problem, stream), 0.0
         for a, b in problem.pieces(stream):
             found = found + _stream_overlap(problem, stream, a, b, here)
+            size += _square_of_tables(a) + _square_of_tables(b)
         here[stream] = _nearest(problem, stream, found)
-    return here
+        gain = float((here[stream].signed_matrix().to(found.primal) * found.self_dual).sum())
+        left -= 2 * gain
+    return here, max(0.0, 1 + left / max(size, 1e-300))
+
+
+def _square_of_tables(tensors: Tensors) -> float:
+    return float(sum(t.square().sum(dtype=torch.float64) for t in tensors.values()))
 
 
 def embedding_distance(a: Weights, b: Weights, *, device: torch.device) -> float:
@@ -101,11 +131,12 @@ def embedding_distance(a: Weights, b: Weights, *, device: torch.device) -> float
     0 for copies, and next to 1 for models that have nothing in common, the wider their tables the nearer.
     """
     problem = AlignmentProblem(a, b, symmetry(b.arch), NoHeadMatcher(), device)
-    action, left, size = problem.act(from_embeddings(problem) if problem.moves_stream else problem.identity), 0.0, 0.0
+    elements = from_embeddings(problem)[0] if problem.moves_stream else problem.identity
+    action, left, size = problem.act(elements), 0.0, 0.0
     for pieces in (each for stream in problem.arch.streams for each in problem.pieces(stream)):
         x, y = ({name: t for name, t in piece.items() if t.ndim > 1} for piece in pieces)  # gains are folded: all 1
         left += squared_distance(x, action, y)
-        size += sum(float(t.square().sum(dtype=torch.float64)) for t in (*x.values(), *y.values()))
+        size += _square_of_tables(x) + _square_of_tables(y)
     return left / max(size, 1e-300)
 
 
@@ -145,17 +176,28 @@ def descend(
 
 def sweep(problem: AlignmentProblem, elements: Elements) -> tuple[float, dict[str, Element], dict[str, HeadMatch]]:
     """The objective at these elements, and better ones. Reads each model once, a block at a time."""
-    now = dict(elements)
-    matched: dict[str, HeadMatch] = {}
-    square, on_streams = 0.0, {stream: _nothing(problem, stream) for stream in problem.streams}
-    for stream in problem.streams:
-        square += problem.activation_term.missing(stream, now[stream])
-    for name in problem.blocks:
-        square += _visit(problem, name, now, matched, on_streams)
-        trim_heap()
+    on_streams = {stream: _nothing(problem, stream) for stream in problem.streams}
+    square, _, now, matched = match_blocks(problem, elements, on_streams)
     for stream in problem.streams:
         now[stream] = _nearest(problem, stream, on_streams[stream] + _overlap_between_streams(problem, stream, now))
     return square, now, matched
+
+
+def match_blocks(
+    problem: AlignmentProblem, elements: Elements, on_streams: dict[str, Overlap] | None = None
+) -> tuple[float, float, dict[str, Element], dict[str, HeadMatch]]:
+    """Better elements for every block, while the streams stay; the objective at the elements given and at these. The
+    overlaps of the blocks on the streams are added to `on_streams`."""
+    now = dict(elements)
+    matched: dict[str, HeadMatch] = {}
+    before = sum(problem.activation_term.missing(stream, now[stream]) for stream in problem.streams)
+    after = before
+    for name in problem.blocks:
+        squares = _visit(problem, name, now, matched, on_streams)
+        before, after = before + squares[0], after + squares[1]
+        if problem.device.type == "cpu":
+            trim_heap()
+    return before, after, now, matched
 
 
 def _visit(
@@ -163,19 +205,23 @@ def _visit(
     name: str,
     now: dict[str, Element],
     matched: dict[str, HeadMatch],
-    on_streams: dict[str, Overlap],
-) -> float:
-    """Match one block; what the objective had there. Its overlap on each stream is added, and nothing else stays."""
-    square = 0.0
+    on_streams: dict[str, Overlap] | None,
+) -> tuple[float, float]:
+    """Match one block; what the objective had there, and has now. Its overlap on each stream is added, and nothing else
+    stays."""
+    before = after = 0.0
     for a, b in problem.pieces(name):
         if name in problem.part.groups and name not in problem.streams:
-            square += _match(problem, name, a, b, now, matched)
+            squares = _match(problem, name, a, b, now, matched)
         else:
-            square += squared_distance(a, problem.act(now), b)
+            squares = (squared_distance(a, problem.act(now), b),) * 2
+        before, after = before + squares[0], after + squares[1]
+        if on_streams is None:
+            continue
         one_stream = {n: t for n, t in b.items() if n not in problem.between_streams}
         for stream in problem.streams:
             on_streams[stream] = on_streams[stream] + _stream_overlap(problem, stream, a, one_stream, now)
-    return square
+    return before, after
 
 
 def _match(
@@ -185,8 +231,8 @@ def _match(
     raw: Tensors,
     now: dict[str, Element],
     matched: dict[str, HeadMatch],
-) -> float:
-    """Give this space a better element, if there is one; what the objective had here before."""
+) -> tuple[float, float]:
+    """Give this space a better element, if there is one; what the objective had here, and has now."""
     elsewhere = problem.act({n: g for n, g in now.items() if n != name})
     b = {n: elsewhere.tensor(n, t) for n, t in raw.items()}
     before = problem.objective(name, now[name], a, b)
@@ -199,10 +245,12 @@ def _match(
         check_element(problem, name, proposed)
     else:
         proposed = _nearest(problem, name, overlap(problem.arch, name, a, b, a, now[name]))
+    after = problem.objective(name, proposed, a, b)
     # With the stream held this is the one visit, and the distances of the stored weights decide afterwards.
-    if not problem.moves_stream or problem.objective(name, proposed, a, b) < before:
+    if not problem.moves_stream or after < before:
         now[name] = proposed
-    return before
+        return before, after
+    return before, before
 
 
 def check_element(problem: AlignmentProblem, name: str, element: Element) -> None:

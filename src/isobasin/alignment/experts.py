@@ -30,7 +30,7 @@ def solve_with_experts(problem: AlignmentProblem, *, on_sweep: OnSweep = None) -
     if not problem.orders_experts:
         state = solve(problem, on_sweep=on_sweep)
         return state, problem.without_scales(state.elements)
-    starts = [problem.identity, *([from_embeddings(problem)] if problem.moves_stream else [])]
+    starts = [problem.identity, *([from_embeddings(problem)[0]] if problem.moves_stream else [])]
     order, _ = min((expert_order(problem, start) for start in starts), key=lambda found: found[1])
     best: tuple[SweepState, dict[str, Element]] | None = None
     for _ in range(ROUNDS):

@@ -412,13 +412,14 @@ def distance(
         raise IsobasinError(
             f"{null_samples} null samples: expected at least 1, the scores of unrelated models come from them"
         )
+    place = device or torch.device("cpu")
+    a, b = a.resident(place), b.resident(place)
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     trunk = trunk_pair(a, b, largest_group=True) if same_depth else None
     if trunk is None:
         check_same_blocks(a, b)
     else:
         a, b = trunk.a, trunk.b
-    place = device or torch.device("cpu")
     one, two = NormalForm.for_comparison(a, place), NormalForm.for_comparison(b, place)
     two = _with_paired_experts(one, two) if same_depth else two
     matrix = None

@@ -175,13 +175,14 @@ def equivalent(
     report = watch or (lambda text: None)
     if precision != "stored":
         dtype_named(precision)
+    device = device or torch.device("cpu")
+    a, b = a.resident(device), b.resident(device)
     trunk = _trunk(a, b)
     if trunk is not None and not trunk.heads:
         found = equivalent(trunk.a, trunk.b, precision=precision, seed=seed, device=device, watch=watch)
         return about_shared(found, trunk)
     if trunk is None:
         _check_same_task(a, b)
-    device = device or torch.device("cpu")
     measure = partial(residuals, precision=precision, seed=seed, device=device)
     outputs = OutputComparison(a, b, precision, seed)
     if trunk is not None and trunk.hidden is not None:

@@ -256,6 +256,7 @@ def haar(n: int, *batch: int, rng: torch.Generator) -> Tensor:
 
 
 POLAR_STEPS = 30
+LARGEST_BY_SVD = 256  # rows of a matrix that is not worth a trip through an accelerator
 
 
 def polar(matrix: Tensor, *, iterate: bool = False) -> Tensor:
@@ -266,17 +267,26 @@ def polar(matrix: Tensor, *, iterate: bool = False) -> Tensor:
         u, _, vt = torch.linalg.svd(matrix)
         return u @ vt
     x = matrix / _norm(matrix).clamp_min(torch.finfo(matrix.dtype).tiny)
+    rounding = matrix.shape[-1] * torch.finfo(matrix.dtype).eps
     for _ in range(POLAR_STEPS):
         inverse = torch.linalg.inv_ex(x).inverse.mT
         scale = (_norm(inverse) / _norm(x)).sqrt()
         new = (scale * x + inverse / scale) / 2
-        settled = bool((_norm(new - x) <= 1e-14 * _norm(new)).all())
+        settled = bool((_norm(new - x) <= max(1e-14, rounding) * _norm(new)).all())
         x = new
         if settled:
             break
     eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     bad = torch.nonzero(~(_norm(x @ x.mT - eye).flatten() <= 1e-10)).flatten()
     return x.index_copy(0, bad, polar(matrix[bad])) if len(bad) else x
+
+
+def nearest_orthogonal(matrix: Tensor) -> Tensor:
+    """`polar` of the matrix of a stream: on a processor an SVD is faster (2048 columns, one thread: 5 s against 9 s),
+    on an accelerator the iteration, which consists of products and inverses."""
+    if matrix.dim() > 2 or matrix.device.type == "cpu" or len(matrix) <= LARGEST_BY_SVD:
+        return polar(matrix.cpu())
+    return polar(matrix[None], iterate=True)[0]
 
 
 def _norm(x: Tensor) -> Tensor:

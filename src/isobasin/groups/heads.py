@@ -7,6 +7,7 @@ and the columns of the output projection by its dual. Query heads of a group sha
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,6 +37,10 @@ class Face(Element):
         return Face(back, self.factor.take(back).inverse())
 
     def dual(self) -> "Face":
+        return self._dual
+
+    @cached_property
+    def _dual(self) -> "Face":
         return Face(self.index, self.factor.dual())
 
     def permutation_part(self) -> "Face":
@@ -52,8 +57,8 @@ class Face(Element):
     def precision(self) -> torch.dtype:
         return self.factor.precision
 
-    @property
-    def is_identity(self) -> bool:
+    @cached_property
+    def is_identity(self) -> bool:  # type: ignore[override]
         return self.factor.is_identity and bool((self.index == torch.arange(len(self.index))).all())
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
@@ -72,6 +77,16 @@ class HeadsElement(Element):
 
     def face(self, side: Side, *, queries: bool = False) -> Face:
         """How one of the four projections moves: keys and values, or with `queries` one copy per query head."""
+        if (side, queries) not in self._faces:
+            self._faces[side, queries] = self._face(side, queries)
+        return self._faces[side, queries]
+
+    @cached_property
+    def _faces(self) -> dict[tuple[Side, bool], Face]:
+        """Made once: the dual of a face takes an inverse for each head."""
+        return {}
+
+    def _face(self, side: Side, queries: bool) -> Face:
         factor = self.qk if side == "qk" else self.vo
         if not queries:
             return Face(self.kv, factor)

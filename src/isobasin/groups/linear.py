@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from isobasin.groups.group import (
     close,
     generator,
     haar,
-    polar,
+    nearest_orthogonal,
     spread,
 )
 from isobasin.shapes import Float, Int
@@ -49,7 +49,11 @@ class Matrix(Element):
         return Matrix(self.value.mT if self.orthogonal else torch.linalg.inv(self.value), self.orthogonal)
 
     def dual(self) -> "Matrix":
-        return self if self.orthogonal else Matrix(torch.linalg.inv(self.value).mT)
+        return self if self.orthogonal else self._dual
+
+    @cached_property
+    def _dual(self) -> "Matrix":
+        return Matrix(torch.linalg.inv(self.value).mT)
 
     def permutation_part(self) -> "Matrix":
         """A rotation carries no permutation: what can only be permuted must have been folded away before."""
@@ -61,14 +65,14 @@ class Matrix(Element):
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.value}
 
-    @property
-    def is_identity(self) -> bool:
+    @cached_property
+    def is_identity(self) -> bool:  # type: ignore[override]
         return torch.equal(self.value, _eye_like(self.value))
 
     def act_in_type(self, x: Tensor, axis: int = -1, *, dual: bool = False) -> Tensor:
         if not self.orthogonal or self.is_identity:
             return (self.dual() if dual else self).act(x, axis)
-        value = self.value.to(x)
+        value = self._like(x)
         if axis in (-1, x.ndim - 1):
             return x @ value.mT
         return (x.movedim(axis, -1) @ value.mT).movedim(-1, axis)
@@ -77,8 +81,21 @@ class Matrix(Element):
     def rotates(self) -> bool:
         return not self.is_identity
 
+    def _like(self, x: Tensor) -> Tensor:
+        """The matrix in the type of `x`, where `x` is; a copy for another place is made once."""
+        if (self.value.device, self.value.dtype) == (x.device, x.dtype):
+            return self.value
+        place = x.device, x.dtype
+        if place not in self._copies:
+            self._copies[place] = self.value.to(x)
+        return self._copies[place]
+
+    @cached_property
+    def _copies(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+        return {}
+
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
-        value = self.value.to(x.device)
+        value = self._like(x)
         if value.dim() == 2:  # one plain product, not a broadcast batch of them
             return x @ value.mT
         return torch.einsum("...ij,...j->...i", value, x)
@@ -119,7 +136,7 @@ class _Rotations(Group):
 
     def nearest(self, overlap: Overlap) -> Element:
         """Procrustes: the orthogonal factor of the overlap."""
-        return self.project(overlap.self_dual.cpu())
+        return self.project(overlap.self_dual)
 
     def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
         return DifferentiableMatrix(tensors["matrix"], tensors["matrix"])
@@ -150,7 +167,7 @@ class Orthogonal(_Rotations):
         return close(element.value @ element.value.mT, _eye_like(element.value))
 
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
-        return Matrix(polar(matrix.to(FLOAT)), orthogonal=True)
+        return Matrix(nearest_orthogonal(matrix.to(FLOAT)).cpu(), orthogonal=True)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"x": (self.n, self.n)}
@@ -185,11 +202,11 @@ class OrthogonalFixingOnes(_Rotations):
         return close(element.value.sum(-1), torch.ones_like(element.value[..., 0]))
 
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
-        frame = self._frame()
-        return self._extend(polar(frame.mT @ matrix.to(FLOAT) @ frame))
+        frame = _frame_on(self.n, matrix.device)
+        return self._extend(nearest_orthogonal(frame.mT @ matrix.to(FLOAT) @ frame).cpu())
 
     def _extend(self, small: Tensor) -> Matrix:
-        frame = self._frame()
+        frame = _frame_on(self.n, small.device)
         return Matrix(frame @ small @ frame.mT + torch.full((self.n, self.n), 1 / self.n, dtype=FLOAT), orthogonal=True)
 
     def _frame(self) -> Float[Tensor, "n m"]:

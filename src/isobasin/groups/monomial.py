@@ -7,6 +7,7 @@ stream where a gain can not be folded away.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -56,18 +57,22 @@ class Monomial(Element):
     def tensors(self) -> dict[str, Tensor]:
         return {"index": self.index, "scale": self.scale}
 
-    @property
-    def exact(self) -> bool:
+    @cached_property
+    def exact(self) -> bool:  # type: ignore[override]
         return bool((self.scale.abs() == 1).all())
 
-    @property
-    def is_identity(self) -> bool:
-        return bool((self.index == torch.arange(self.n)).all() and (self.scale == 1).all())
+    @cached_property
+    def _keeps_places(self) -> bool:
+        return torch.equal(self.index, torch.arange(self.n))
+
+    @cached_property
+    def is_identity(self) -> bool:  # type: ignore[override]
+        return self._keeps_places and bool((self.scale == 1).all())
 
     def act(self, x: Tensor, axis: int = -1) -> Tensor:
         """As every element does, bit for bit, but without what a permutation can do without: slices are picked in the
         type they have, signs are set in it, and nothing is multiplied by ones."""
-        if not torch.equal(self.index, torch.arange(self.n)):
+        if not self._keeps_places:
             x = x.index_select(axis, self.index.to(x.device))
         if bool((self.scale == 1).all()):
             return x

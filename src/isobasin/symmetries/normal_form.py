@@ -34,12 +34,11 @@ from isobasin.symmetries.head_balance import balance_heads, smallest_singular_va
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import Symmetry, symmetry
 from isobasin.symmetries.transform import Transform, Value
-from isobasin.views import AsFloat64, Tensors, View, chain
+from isobasin.views import AsFloat64, ReadOnce, Tensors, View, chain, room
 from isobasin.weights import Weights
 
 Convention = Literal["alignment", "comparison"]
 MOVES = ("primal", "dual", "permuted")  # how an axis moves: by g, by g⁻ᵀ, by the permutation of g alone
-HELD = 2**29  # bytes of a model that may stay in memory between sweeps
 WIDE = 2**24  # numbers in a block above which a model is computed in float32
 ROWS = 2**23  # numbers in a slice of a tall tensor
 
@@ -67,7 +66,7 @@ def to_normal_form(weights: Weights, coordinates: Mapping[str, Coordinate], *, z
             return norms[c]
         return torch.zeros_like(before) if zero_means else c.least(folded)
 
-    gauge = {c.name: Value(before, value(c, before)) for c in free for before in (c.read(tensors),)}
+    gauge = {c.name: Value(before.cpu(), value(c, before).cpu()) for c in free for before in (c.read(tensors),)}
     return Transform(weights.arch.family, dict(weights.arch.spaces), {}, gauge)
 
 
@@ -124,10 +123,10 @@ class NormalForm:
         """The relative size below which a singular value of a product QKᵀ or VOᵀ counts as zero."""
         return smallest_singular_value(self.weights.dtype)
 
-    @property
+    @cached_property
     def held(self) -> bool:
-        """Whether the whole model is small enough to stay in memory."""
-        return self.weights.n_params * self.dtype.itemsize <= HELD
+        """Whether the whole model is small enough to stay in memory, in the type of the work."""
+        return self.weights.n_params * self.dtype.itemsize <= room(self.device, self.weights.memory)
 
     def read(self, name: str) -> Tensor:
         """One folded tensor."""
@@ -322,4 +321,6 @@ def _by_rows(part: Symmetry, name: str) -> bool:
 
 
 def _on_disk(weights: Weights, name: str) -> bool:
+    if isinstance(weights.tensors, ReadOnce):
+        return False
     return weights.checkpoint is not None and name not in weights.changed and name not in weights.names.copies.values()

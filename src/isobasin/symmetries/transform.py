@@ -5,7 +5,8 @@ target values. Without a gauge part it is a plain linear action.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,6 +42,10 @@ class Transform:
     elements: Mapping[str, Element] = field(default_factory=dict)
     gauge: Mapping[str, Value] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For other processes: without what was computed of it, functions among them."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
     @property
     def exact(self) -> bool:
         """True if it rounds nothing in any type: permutations and signs, and no free coordinate."""
@@ -48,9 +53,8 @@ class Transform:
 
     def apply(self, weights: Weights, *, device: torch.device | None = None) -> Weights:
         """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched."""
-        whole = symmetry(weights.arch)
-        self.check(whole, weights)
-        stages = self._stages(whole, weights.arch)
+        self.check(symmetry(weights.arch), weights)
+        stages = self._stages(weights.arch)
         tensors: Tensors = AsFloat64(weights, device)
         for stage in stages:
             tensors = View(tensors, stage)
@@ -62,9 +66,20 @@ class Transform:
             exact=weights.exact and (self.exact or not changed),
         )
 
-    def _stages(self, whole: Symmetry, arch: Architecture) -> list[dict[str, Change]]:
+    def _stages(self, arch: Architecture) -> list[dict[str, Change]]:
         """Fold, act, set: each a set of changes over what the one before made; empty ones left out."""
-        chosen = [whole.coordinates[name] for name in self.gauge]
+        for known, stages in self._known_stages:
+            if known is arch:
+                return stages
+        self._known_stages[:] = [(arch, self._made_stages(arch))]
+        return self._known_stages[0][1]
+
+    @cached_property
+    def _known_stages(self) -> list[tuple[Architecture, list[dict[str, Change]]]]:
+        return []
+
+    def _made_stages(self, arch: Architecture) -> list[dict[str, Change]]:
+        chosen = [symmetry(arch).coordinates[name] for name in self.gauge]
         fold = chain(*(c.set(c.canonical(self.gauge[c.name].after)) for c in chosen if c.folds))
         targets = [chain(*(c.set(self.gauge[c.name].after) for c in chosen if c.stage == stage)) for stage in Stage]
         stages = [fold, Action(arch, self.elements).changes(), *targets]
@@ -100,6 +115,11 @@ class Transform:
 
     def check_elements(self) -> None:
         """Every element lies in the group of its space, and every number is finite."""
+        assert self._elements_checked
+
+    @cached_property
+    def _elements_checked(self) -> bool:
+        """Looked at once: a transform does not change, and applies to a model many times, one tensor after another."""
         for name, element in self.elements.items():
             if name not in self.spaces:
                 raise TransformError(f"element {name}: no such space in family {self.family}")
@@ -112,6 +132,7 @@ class Transform:
         for name, value in self.gauge.items():
             if not (torch.isfinite(value.before).all() and torch.isfinite(value.after).all()):
                 raise TransformError(f"coordinate {name}: not finite; make the transform again")
+        return True
 
     def inverse(self) -> "Transform":
         """Back again: inverse elements, and each coordinate to the value it came from."""
