@@ -69,13 +69,16 @@ def perturbed(
     """
 
     def change(name: str, tensors: Tensors) -> Tensor:
-        """The same noise each time a tensor is read."""
-        tensor, rng = tensors[name], torch.Generator().manual_seed(crc32(f"{name} {seed}".encode()))
+        """The same noise each time a tensor is read on one kind of device."""
+        tensor = tensors[name]
+        on_cuda = tensor.device.type == "cuda"
+        rng = torch.Generator(tensor.device if on_cuda else "cpu").manual_seed(crc32(f"{name} {seed}".encode()))
+        chunk = max(1, tensor.numel()) if on_cuda else CHUNK
         # float32 can represent the noise of the narrow types; the noise of float32 itself needs float64.
         wide = torch.float32 if tensor.dtype.itemsize < 4 else torch.float64
         out = torch.empty(tensor.shape, dtype=dtype or wide, device=tensor.device)
-        for part, into in zip(tensor.reshape(-1).split(CHUNK), out.view(-1).split(CHUNK)):
-            noise = torch.rand(part.shape, generator=rng).mul_(2).sub_(1).to(part.device, wide)
+        for part, into in zip(tensor.reshape(-1).split(chunk), out.view(-1).split(chunk)):
+            noise = torch.rand(part.shape, generator=rng, device=rng.device).mul_(2).sub_(1).to(part.device, wide)
             errors = torch.copysign(roundings[name].errors(part.to(wide)), part)
             errors = errors if zeros else errors.where(part != 0, 0)
             into.copy_(noise.mul_(errors).add_(part))

@@ -389,12 +389,13 @@ def _pretrained(weights: Weights, attention: str, cache: bool) -> torch.nn.Modul
 
 @dataclass(frozen=True)
 class Runner:
-    """A model that is ready to run: loaded as a whole, or streamed where it is large. `attention` and `cache` as in
-    `module_of`."""
+    """A model that is ready to run: loaded as a whole, or streamed where it is large, then on `device`. `attention` and
+    `cache` as in `module_of`."""
 
     weights: Weights
     attention: str = "eager"
     cache: bool = False
+    device: torch.device = torch.device("cpu")
 
     @property
     def streamed(self) -> bool:
@@ -403,8 +404,9 @@ class Runner:
 
     @cached_property
     def module(self) -> torch.nn.Module:
-        load = _streamed_module if self.streamed else module_of
-        return load(self.weights, attention=self.attention, cache=self.cache)
+        if self.streamed:
+            return _streamed_module(self.weights, self.device, attention=self.attention, cache=self.cache)
+        return module_of(self.weights, attention=self.attention, cache=self.cache)
 
     def run(self, inputs: Sequence[Inputs]) -> list[Tensor]:
         """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
@@ -413,14 +415,17 @@ class Runner:
         single = is_classifier and self.weights.config.get("pad_token_id") is None
         with torch.no_grad():
             if not self.streamed or single:
-                return [run_module(self.weights, self.module, each)[0] for each in inputs]
+                place = self.device if self.streamed else torch.device("cpu")
+                placed = ({key: x.to(place) for key, x in each.items()} for each in inputs)
+                return [run_module(self.weights, self.module, each)[0].cpu() for each in placed]
             found: dict[int, Tensor] = {}
             by_shape: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
             for number, each in enumerate(inputs):
                 by_shape.setdefault(tuple((key, x.shape) for key, x in each.items()), []).append(number)
             for chosen in by_shape.values():
                 batch = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
-                found |= dict(zip(chosen, run_module(self.weights, self.module, batch)))
+                batch = {key: x.to(self.device) for key, x in batch.items()}
+                found |= dict(zip(chosen, run_module(self.weights, self.module, batch).cpu()))
                 trim_heap()
         return [found[i] for i in range(len(inputs))]
 
@@ -435,7 +440,7 @@ class _EmptyOnMeta(TorchFunctionMode):
         return func(*args, **settings)
 
 
-def _streamed_module(weights: Weights, *, attention: str, cache: bool) -> torch.nn.Module:
+def _streamed_module(weights: Weights, device: torch.device, *, attention: str, cache: bool) -> torch.nn.Module:
     """The transformers class that config.json names, in float32; hooks read the weights of a module before it runs and
     drop them afterwards."""
     kind, config, options = pretrained_class(weights)
@@ -447,10 +452,11 @@ def _streamed_module(weights: Weights, *, attention: str, cache: bool) -> torch.
     model.requires_grad_(False)
     sources = _source_tensors(weights, model)
     for prefix, module in model.named_modules():
+        module._buffers.update({key: x.to(device) for key, x in module._buffers.items() if x is not None})
         keys = [key for key, parameter in module._parameters.items() if parameter is not None]
         names = {key: sources[f"{prefix}.{key}" if prefix else key] for key in keys}
         if names:
-            module.register_forward_pre_hook(partial(_load_parameters, weights, names))
+            module.register_forward_pre_hook(partial(_load_parameters, weights, names, device))
             module.register_forward_hook(_drop_parameters)
     return model.eval()
 
@@ -469,9 +475,12 @@ def _source_tensors(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     return found
 
 
-def _load_parameters(weights: Weights, names: dict[str, str], module: torch.nn.Module, _: Any) -> None:
+def _load_parameters(
+    weights: Weights, names: dict[str, str], device: torch.device, module: torch.nn.Module, _: Any
+) -> None:
     for key, name in names.items():
-        module._parameters[key] = torch.nn.Parameter(weights.stored(name).to("cpu", torch.float32), requires_grad=False)
+        stored = weights.stored(name).to(device, torch.float32)
+        module._parameters[key] = torch.nn.Parameter(stored, requires_grad=False)
 
 
 def _drop_parameters(module: torch.nn.Module, _: Any, __: Any) -> None:

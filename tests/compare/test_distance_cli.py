@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isobasin.cli import run
-from isobasin.compare.fingerprint import COUNT
+from isobasin.compare.fingerprint import COUNT, fingerprint
 from isobasin.errors import IsobasinError
 from isobasin.model import ModelConfig, Transformer
 from isobasin.report.figures import plot_similarity
@@ -98,7 +98,9 @@ def test_a_fingerprint_that_rounding_may_change_is_undecided(
     assert run(["fingerprint", a, "--compare", other, "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
     assert (facts["equal"], facts["entries_uncertain"], facts["doubts"]) == (False, 0, [])
-    monkeypatch.setattr("isobasin.compare.fingerprint.entry_errors", lambda weights: (1e3,) * COUNT)
+    monkeypatch.setattr(
+        "isobasin.compare.fingerprint.fingerprint_with_errors", lambda w, _: (fingerprint(w), (1e3,) * COUNT)
+    )
     assert run(["fingerprint", a, "--compare", other, "--json"]) == 3
     facts = json.loads(capsys.readouterr().out)
     assert facts["equal"] is None

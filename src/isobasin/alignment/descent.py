@@ -88,14 +88,17 @@ def _solve_small(
 def _solve_wide(
     problem: AlignmentProblem, starts: list[dict[str, Element]], sweeps: int, on_sweep: OnSweep
 ) -> SweepState:
-    """The same for models whose every sweep takes minutes: the whole group from the first sweep on, no sweep done
-    twice, and an end where one gains less than a thousandth."""
+    """The same for models whose every sweep takes minutes: no sweep is done twice, and it ends where one gains less than
+    a thousandth."""
+    rough = problem.with_matcher(problem.matcher.rough())
     trials: list[SweepState] = []
     for start in starts:
-        trials.append(descend(problem, start, most=2, tolerance=1e-3))
+        trials.append(descend(rough, start, most=2, tolerance=1e-3))
         if trials[-1].square <= COPY_THRESHOLD * trials[-1].history[0]:
             break
-    return descend(problem, min(trials, key=lambda t: t.square), most=sweeps, tolerance=1e-3, on_sweep=on_sweep)
+    best = descend(rough, min(trials, key=lambda t: t.square), most=sweeps, tolerance=1e-3, on_sweep=on_sweep)
+    _, after, elements, matched = match_blocks(problem, best.elements)
+    return SweepState(elements, (*best.history, after), best.converged, matched)
 
 
 def _starts(problem: AlignmentProblem, from_tables: dict[str, Element]) -> list[dict[str, Element]]:

@@ -74,7 +74,8 @@ def evaluate_transform(
             if transform.elements or transform.gauge:
                 require_unchanged(layer, change[0])
             changes[layer] = change[1]
-        trim_heap()
+        if problem.device.type == "cpu":
+            trim_heap()
     ordered = {space: squares[space] for space in problem.arch.blocks if space in squares}
     return Evaluation(transform, ordered, changes if verify else None, state)
 
@@ -177,13 +178,13 @@ def _squares(problem: AlignmentProblem, moved: Tensors, dtypes: Mapping[str, tor
     embedding in float64 is the largest thing there is."""
     sums = torch.zeros(3, dtype=torch.float64)
     for name in names:
-        after = moved[name].to(dtypes[name]).cpu()
-        before = problem.b[name].to(dtypes[name]).cpu()
-        tensors = (before, after, problem.a[name].cpu())
+        after = moved[name].to(dtypes[name])
+        before = problem.b[name].to(after.device, dtypes[name])
+        tensors = (before, after, problem.a[name].to(after.device))
         for x, y, z in zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True):
             reference = z.to(torch.float64, copy=True)  # squared in place below, and A stays as it is
-            for k, part in enumerate((x - reference, y - reference, reference)):
-                sums[k] += part.square_().sum()
+            parts = (x - reference, y - reference, reference)
+            sums += torch.stack([part.square_().sum() for part in parts]).cpu()
     before_square, after_square, size = sums.tolist()
     return before_square, after_square, size
 

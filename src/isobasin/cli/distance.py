@@ -31,6 +31,8 @@ from isobasin.cli.output import (
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
+    import torch
+
     from isobasin.compare.fingerprint import Fingerprint
 
 
@@ -91,23 +93,26 @@ def canonical_command(*, model: Model, save: SaveOptions, verify: Verify = "auto
     emit(facts | {"doubts": [doubt.to_dict() for doubt in found.doubts]}, lines, show.json)
 
 
+@with_options
 def fingerprint_command(
+    *,
     model: Model,
     compare: Annotated[
         str | None,
         typer.Option(help="A fingerprint, a file with one, or another model. Exit 1 if they differ, 3 if undecided."),
     ] = None,
+    device: DeviceOptions,
     json: Json = False,
 ) -> None:
     """Print a short string that is the same for every scrambled, cast or re-saved copy of a model."""
-    from isobasin.compare.fingerprint import compare_fingerprints, doubts, entry_errors, fingerprint
+    from isobasin.compare.fingerprint import compare_fingerprints, doubts, fingerprint_with_errors
     from isobasin.weights import load
 
-    weights = load(model)
-    found, errors = fingerprint(weights), entry_errors(weights)
+    place = device.find()
+    found, errors = fingerprint_with_errors(load(model), place)
     facts: dict[str, Any] = {"fingerprint": str(found), "doubts": [doubt.to_dict() for doubt in doubts(errors)]}
     if compare is not None:
-        other, more = _read_fingerprint(compare)
+        other, more = _read_fingerprint(compare, place)
         both = [max(pair) for pair in zip(errors, more, strict=True)] if more else errors
         result = compare_fingerprints(found, other, both)
         facts |= {
@@ -123,9 +128,9 @@ def fingerprint_command(
         raise typer.Exit(1 if facts["equal"] is False else 3)
 
 
-def _read_fingerprint(text: str) -> "tuple[Fingerprint, tuple[float, ...]]":
+def _read_fingerprint(text: str, device: "torch.device") -> "tuple[Fingerprint, tuple[float, ...]]":
     """A fingerprint given as text, as a file that contains one, or as a model; and the errors of a model's entries."""
-    from isobasin.compare.fingerprint import VERSIONS, Fingerprint, entry_errors, fingerprint
+    from isobasin.compare.fingerprint import VERSIONS, Fingerprint, fingerprint_with_errors
     from isobasin.weights import load
 
     if text.split(".")[0] in VERSIONS:
@@ -136,8 +141,7 @@ def _read_fingerprint(text: str) -> "tuple[Fingerprint, tuple[float, ...]]":
     except OSError:
         is_file = False
     if not is_file:
-        weights = load(text)
-        return fingerprint(weights), entry_errors(weights)
+        return fingerprint_with_errors(load(text), device)
     try:
         words = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

@@ -184,10 +184,10 @@ def equivalent(
     if trunk is None:
         _check_same_task(a, b)
     measure = partial(residuals, precision=precision, seed=seed, device=device)
-    outputs = OutputComparison(a, b, precision, seed)
+    outputs = OutputComparison(a, b, precision, seed, device=device)
     if trunk is not None and trunk.hidden is not None:
         width = 0 if stream_of(trunk.b).kind == "fixed" else stream_of(trunk.b).size
-        outputs = OutputComparison(*trunk.hidden, precision, seed, products_of=width)
+        outputs = OutputComparison(*trunk.hidden, precision, seed, products_of=width, device=device)
         a, b = trunk.a, trunk.b
     pair = _ModelPair(*with_same_tying(a, b), precision, seed, device, measure)
     report("comparing the weights as stored")

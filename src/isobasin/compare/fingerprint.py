@@ -24,7 +24,7 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
-from isobasin.compare.stream_frame import fixed_numbers, joint_blocks, stream_rows, tables
+from isobasin.compare.stream_frame import fixed_numbers, fixed_signs, joint_blocks, stream_rows, tables
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
 from isobasin.errors import IsobasinError
@@ -47,6 +47,7 @@ VERSIONS = {"ib1": FIRST_COUNT, "ib2": COUNT}  # each version with its number of
 VERSION = "ib2"
 _DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 _HALF = len(_DIGITS) ** 2 // 2
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,19 @@ def compare_fingerprints(x: Fingerprint, y: Fingerprint, errors: Sequence[float]
     return FingerprintComparison(steps, len(apart), len(uncertain))
 
 
+def fingerprint_with_errors(
+    weights: Weights, device: torch.device | None = None
+) -> tuple[Fingerprint, tuple[float, ...]]:
+    """The fingerprint, and how much a usual rounding of every weight of the file changes each entry, in quanta;
+    measured."""
+    weights = weights.resident(device or CPU)
+    here, rounded = invariants(weights, device), invariants(_rounded(weights), device)
+    return _quantised(weights, here), tuple(((here - rounded).abs() / QUANTUM).tolist())
+
+
 def entry_errors(weights: Weights) -> tuple[float, ...]:
-    """How much a usual rounding of every weight of the file changes each entry, in quanta; measured."""
-    return tuple(((invariants(weights) - invariants(_rounded(weights))).abs() / QUANTUM).tolist())
+    """The errors of `fingerprint_with_errors` alone."""
+    return fingerprint_with_errors(weights)[1]
 
 
 def doubts(errors: Sequence[float]) -> list[Doubt]:
@@ -145,27 +156,37 @@ def _sections() -> Iterator[tuple[str, int, int]]:
         start += count
 
 
+def _numbers(label: str, *shape: int, like: Tensor) -> Tensor:
+    """`fixed_numbers` in float64, where a tensor is."""
+    return fixed_numbers(label, *shape).to(like.device)
+
+
 def _rounded(weights: Weights) -> Weights:
     """The model with every weight larger or smaller, by fixed signs, by the root mean square of a rounding error."""
 
     def moved(name: str) -> Tensor:
-        x, step = weights[name].to("cpu", torch.float64), torch.finfo(weights.dtypes[name]).eps / 12**0.5
-        return x * (1 + step * fixed_numbers(f"rounding {name}", *x.shape).sign())
+        x, step = weights[name].to(torch.float64), torch.finfo(weights.dtypes[name]).eps / 12**0.5
+        return x * (1 + step * fixed_signs(f"rounding {name}", *x.shape).to(x))
 
     names = [n for n, pattern in weights.arch.tensors.items() if not pattern.buffer]
     changes = {name: lambda _, n=name: moved(n) for name in names}
     return replace(weights, tensors=View(weights, changes), changed=weights.changed | set(names), exact=False)
 
 
-def fingerprint(weights: Weights) -> Fingerprint:
+def fingerprint(weights: Weights, device: torch.device | None = None) -> Fingerprint:
     """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64."""
-    found = (invariants(weights) / QUANTUM).round().clamp(-_HALF, _HALF - 1)
+    weights = weights.resident(device or CPU)
+    return _quantised(weights, invariants(weights, device))
+
+
+def _quantised(weights: Weights, entries: Tensor) -> Fingerprint:
+    found = (entries / QUANTUM).round().clamp(-_HALF, _HALF - 1)
     return Fingerprint(weights.arch.family, _digest(weights), tuple(int(x) for x in found))
 
 
-def invariants(weights: Weights) -> Tensor:
+def invariants(weights: Weights, device: torch.device | None = None) -> Tensor:
     """The entries before rounding."""
-    model = NormalForm.for_comparison(weights)
+    model = NormalForm.for_comparison(weights, device)
     sketches = _sketches(model)
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES, EVEN)}
     products: list[_Product] = []
@@ -184,7 +205,7 @@ def invariants(weights: Weights) -> Tensor:
             products += joint
             found["vectors"] += vectors
             continue
-        tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
+        tensors = {name: t.to(model.device, torch.float64) for name, t in model.folded(space).items()}
         if isinstance(place, HeadSpace):
             m = _with_constants(model, place, attention_matrices(weights.arch, place, tensors))
             if place.whole_norm:
@@ -236,12 +257,12 @@ def _mixed(kind: str, values: Sequence[Tensor]) -> Tensor:
     if not values:
         return torch.zeros(EACH, dtype=torch.float64)
     signs = fixed_numbers(f"signs {kind}", len(values), EACH).sign()
-    return (signs * torch.stack(list(values))).sum(0) / len(values) ** 0.5
+    return (signs * torch.stack([value.cpu() for value in values])).sum(0) / len(values) ** 0.5
 
 
 def _level_and_slope(kind: str, values: Sequence[Tensor]) -> Tensor:
     """The mean over the layers, and their differences from it summed with fixed signs."""
-    logs = torch.cat(list(values))
+    logs = torch.cat(list(values)).cpu()
     slope = (fixed_numbers(f"slope {kind}", len(logs)).sign() * (logs - logs.mean())).sum() / len(logs) ** 0.5
     return torch.stack([logs.mean(), slope])
 
@@ -283,7 +304,7 @@ class _Sketch:
             if name in holding and len(model.arch.spaces_of(name)) == 1:
                 constants[name] = rows.sum(1)
                 rows = rows - rows.mean(1, keepdim=True)
-            found.append(fixed_numbers(f"sketch {name}", 2 * EACH, len(rows)) @ rows / len(rows) ** 0.5)
+            found.append(_numbers(f"sketch {name}", 2 * EACH, len(rows), like=rows) @ rows / len(rows) ** 0.5)
             heights.append(len(rows))
         sizes = [float(x.square().mean().sqrt()) for x in found]
         most = max(*sizes, 1e-30)
@@ -306,7 +327,7 @@ def _images(model: NormalForm, stream: str, others: Mapping[str, _Sketch]) -> It
     for name, axis, _ in tables(model.arch, model.blocks[stream], stream, others):
         if model.arch.spaces_of(name) != [stream]:
             (other,) = (s for s in model.arch.spaces_of(name) if s != stream)
-            tensor = model.read(name).to("cpu", torch.float64)
+            tensor = model.read(name).to(model.device, torch.float64)
             if name in holding_constants(model.arch):
                 tensor = tensor - tensor.mean(constant_axis(model.arch, name)[0], keepdim=True)
             yield name, others[other].rows @ tensor.movedim(axis, -1)
@@ -360,7 +381,8 @@ def _table_features(
     v, width = m.v.repeat_interleave(heads.group_size, 0), around.v.shape[1]
     written = ((around.v @ v[:, :width]) * (around.o @ m.o)).sum(-1)
     for name in (name for name in arch.tables if name in tensors):
-        columns = tensors[name].mT @ fixed_numbers(f"table {name}", tensors[name].shape[0], EACH)
+        table = tensors[name]
+        columns = table.mT @ _numbers(f"table {name}", table.shape[0], EACH, like=table)
         yield _ratio((columns * written).sum(0), columns.norm() * written.norm() / len(columns) ** 0.5)
         yield _ratio(columns.sum(0), columns.norm())
 
@@ -380,7 +402,7 @@ def _head_features(m: AttentionMatrices, heads: HeadSpace, around: _HeadSketch) 
     if r:
         rotary_q, rotary_k = (rotary_pairs(x[..., :r], heads) for x in (q, k))
         left_q, right_k = on_q.to(rotary_q) @ rotary_q, on_k.to(rotary_k) @ rotary_k
-        scores = scores + (left_q * right_k.conj() * pair_weights(r // 2)).sum(-1).real
+        scores = scores + (left_q * right_k.conj() * pair_weights(r // 2).to(left_q)).sum(-1).real
         sizes = [x.abs().square().sum(-2) for x in (rotary_q, rotary_k)]
         score_size = score_size + (sizes[0] * sizes[1]).sum()
     return [
@@ -399,13 +421,14 @@ def _unit_features(
 ) -> list[_Product]:
     """`ff`: the sum over units of (gate·) up · down between the sketch vectors, with the norm of its terms. Unless the
     sign of what the activation is applied to is free, the same with its absolute value."""
-    seen = {move: torch.zeros(EACH, space.size, dtype=torch.float64) for move in MOVES}
-    sizes = {move: torch.zeros(space.size, dtype=torch.float64) for move in MOVES}
+    nothing = torch.zeros(EACH, space.size, dtype=torch.float64, device=model.device)
+    seen = {move: nothing.clone() for move in MOVES}
+    sizes = {move: nothing[0].clone() for move in MOVES}
     gated, holding = False, holding_constants(model.arch)
     for name, rows, move in unit_rows(model.arch, space.name, tensors):
         stream = model.arch.stream_of(name)
         if stream is None:
-            vectors = fixed_numbers(f"row {name}", EACH, rows.shape[1])
+            vectors = _numbers(f"row {name}", EACH, rows.shape[1], like=rows)
         else:
             sketch = sketches[stream.name]
             vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
@@ -413,7 +436,7 @@ def _unit_features(
             vectors = torch.cat([vectors, torch.ones_like(vectors[:, :1])], 1)
             rows = torch.cat([rows - rows.mean(1, keepdim=True), rows.sum(1, keepdim=True)], 1)
         if rows.shape[1] > vectors.shape[1]:  # a convolution: the stream, and then the places of its kernel
-            kernel = fixed_numbers(f"row {name}", EACH, 1, rows.shape[1] // vectors.shape[1])
+            kernel = _numbers(f"row {name}", EACH, 1, rows.shape[1] // vectors.shape[1], like=rows)
             vectors = (vectors[:, :, None] * kernel).flatten(1)
         seen[move] += vectors @ rows.mT
         sizes[move] += rows.square().sum(1)
@@ -437,11 +460,11 @@ def _expert_features(
     (router,) = (name for name in model.arch.blocks[space] if len(model.arch.shapes[name]) > 1)
     stream = model.arch.stream_of(router)
     assert stream is not None, router
-    rows, sketch = model.read(router).to("cpu", torch.float64), sketches[stream.name]
+    rows, sketch = model.read(router).to(model.device, torch.float64), sketches[stream.name]
     left, right = rows @ sketch.left.mT, rows @ sketch.right.mT
     each = []
     for name in experts:
-        tensors = {n: t.to("cpu", torch.float64) for n, t in model.folded(name).items()}
+        tensors = {n: t.to(model.device, torch.float64) for n, t in model.folded(name).items()}
         place = model.arch.spaces[name]
         assert isinstance(place, Space)
         each.append(_unit_features(model, place, tensors, sketches))
@@ -474,7 +497,7 @@ def _vector_features(
         if tensor.dim() == 1 and name in holding:  # the shift of such a norm is the all-ones vector in every model
             continue
         axes = [word for word in _axes(model, name) if word.terms]
-        x = tensor.to("cpu", torch.float64)
+        x = tensor.to(model.device, torch.float64)
         if not axes:
             yield _plain(f"plain {name}", x.flatten())
             continue
@@ -503,7 +526,7 @@ def _copied_features(weights: Weights) -> Iterator[Tensor]:
 
 def _plain(label: str, x: Float[Tensor, " n"]) -> Tensor:
     """Numbers that no group element moves, against fixed numbers."""
-    return x @ fixed_numbers(label, x.numel(), EACH) / (x.norm() + SOFTENING * x.numel() ** 0.5)
+    return x @ _numbers(label, x.numel(), EACH, like=x) / (x.norm() + SOFTENING * x.numel() ** 0.5)
 
 
 def _ratio(x: Tensor, size: Tensor) -> Tensor:

@@ -61,7 +61,8 @@ class Entries:
     def judged(self, x: float) -> Judged:
         """The worst entry of each row."""
         moved = self._moved()
-        noise, one = (self.known + moved).clamp(min=1e-300), torch.ones(())
+        noise = (self.known + moved).clamp(min=1e-300)
+        one = noise.new_ones(())
         n_draws = len(self.draws)
         doubt = torch.minimum(_doubt(n_draws * one, x), noise / self.known) if n_draws else one
         allowed = _allowed(one, one, doubt, x, exact=not n_draws).expand_as(noise)
@@ -128,7 +129,7 @@ def _allowed(share: Tensor, largest: Tensor, doubt: Tensor, x: float, *, exact: 
 
 def _doubt(degrees: Tensor, x: float) -> Tensor:
     """How much larger a variance may be than its estimate from draws with this many degrees of freedom."""
-    return degrees / (2 * torch.as_tensor(gammaincinv(degrees.numpy() / 2, exp(-x))))
+    return degrees / (2 * torch.as_tensor(gammaincinv(degrees.cpu().numpy() / 2, exp(-x))).to(degrees.device))
 
 
 def _mean_square_product(products: Float[Tensor, "lines draws draws"]) -> Tensor:

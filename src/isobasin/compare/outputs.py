@@ -186,13 +186,14 @@ class OutputComparison:
     attention: str = "eager"
     cache: bool = False
     products_of: int = 0
+    device: torch.device = torch.device("cpu")  # where large models run
 
     @property
     def streamed(self) -> bool:
         return Runner(self.a).streamed or Runner(self.b).streamed
 
     def _runner(self, weights: Weights) -> Runner:
-        return Runner(weights, self.attention, self.cache)
+        return Runner(weights, self.attention, self.cache, self.device)
 
     def _run(self, runner: Runner, inputs: Sequence[Inputs]) -> list[Tensor]:
         found = runner.run(inputs)

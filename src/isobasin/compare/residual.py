@@ -28,7 +28,7 @@ ARITHMETIC = 2.0**-48  # relative error of a moved weight that float64 arithmeti
 MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may cost without being noticed
 DRAWS, FEW_DRAWS = 8, 4  # perturbed copies of a tensor, and of one that is large
 LARGE_TENSOR = 2**20  # numbers
-CHUNK = 2**18  # numbers processed at once: larger pieces fragment the heap
+CHUNK, DEVICE_CHUNK = 2**18, 2**24  # numbers processed at once: larger pieces fragment the heap of the host
 NOT_ZERO = 1e-10  # numbers of a table that is not next to zero
 MAX_ROWS = 4  # rows of a table that are named as those that differ most
 OUTPUTS = "outputs"  # name for the tensors that no space moves: the biases of heads
@@ -218,9 +218,10 @@ class _AlignedPair:
             reference, here, *moved = map(torch.atleast_1d, (reference, here, *moved))  # of a single number
             sides = (reference[start : start + len(here)], here, *moved)
             start += len(here)
-            step = max(1, CHUNK * len(here) // max(1, here.numel()))
+            chunk = CHUNK if self.device.type == "cpu" else DEVICE_CHUNK
+            step = max(1, chunk * len(here) // max(1, here.numel()))
             for few in zip(*(side.split(step) for side in sides)):
-                t, h, *others = (_by_axes(side.to("cpu", torch.float64)) for side in few)
+                t, h, *others = (_by_axes(side.to(self.device, torch.float64)) for side in few)
                 yield t, h, torch.stack([n - h for n in others]) if others else h.new_zeros(0, *h.shape)
 
     def _perturbed(self, piece: Weights, name: str, number: int, draw: int) -> Tensor:

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Space
@@ -60,10 +61,18 @@ def fixed_numbers(label: str, *shape: int) -> Tensor:
     They are the directions that canonical points and fingerprints refer to. They come from the raw bits of PCG64, which
     numpy guarantees not to change; torch generators give no such guarantee.
     """
-    count = int(np.prod(shape)) if shape else 1
-    raw = np.random.PCG64(crc32(label.encode())).random_raw(count)
-    uniform = (np.asarray(raw, dtype=np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    uniform = (_fixed_bits(label, shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return torch.from_numpy((2 * uniform - 1) * 3**0.5).reshape(shape)
+
+
+def fixed_signs(label: str, *shape: int) -> Tensor:
+    """The signs of `fixed_numbers`, as small integers and in a third of the time."""
+    return torch.from_numpy((_fixed_bits(label, shape) >> np.uint64(63)).astype(np.int8)).mul_(2).sub_(1).reshape(shape)
+
+
+def _fixed_bits(label: str, shape: tuple[int, ...]) -> NDArray[np.uint64]:
+    count = int(np.prod(shape)) if shape else 1
+    return np.asarray(np.random.PCG64(crc32(label.encode())).random_raw(count), dtype=np.uint64)
 
 
 def stream_frames(model: NormalForm) -> dict[str, Frame]:
@@ -115,7 +124,7 @@ def stream_rows(
     for space in spaces:
         for name, axis, gain in tables(model.arch, model.blocks[space], stream, frame.elements):
             if not gain:
-                tensor = in_frame(model, frame, name, model.read(name).to("cpu", torch.float64))
+                tensor = in_frame(model, frame, name, model.read(name).to(torch.float64))
                 yield name, tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
 
 

@@ -200,9 +200,9 @@ class MonomialGroup(Group):
             case "global":
                 return self._either_sign(overlap)
             case "signs":
-                index = best_permutation(overlap.permuted + overlap.self_dual.abs()).cpu()
-                kept = overlap.self_dual.cpu()[torch.arange(self.n), index]
-                return Monomial(index, torch.where(kept < 0, -1.0, 1.0).to(FLOAT))
+                index = best_permutation(overlap.permuted + overlap.self_dual.abs())
+                kept = _chosen(overlap.self_dual, index)
+                return Monomial(index.cpu(), torch.where(kept < 0, -1.0, 1.0).to(FLOAT))
             case "positive" | "nonzero":
                 return self._scaled(overlap)
 
@@ -211,11 +211,12 @@ class MonomialGroup(Group):
 
     def _either_sign(self, overlap: Overlap) -> Monomial:
         """With the sign of the whole space that gains more."""
-        rows, found = torch.arange(self.n), []
+        found = []
         for sign in (1, -1):
             benefit = overlap.permuted + sign * overlap.self_dual
             g = self._unscaled(benefit)
-            found.append((float(benefit.cpu()[rows, g.index].sum()), Monomial(g.index, sign * g.scale)))
+            gain = _chosen(benefit, g.index.to(benefit.device)).sum()
+            found.append((float(gain), Monomial(g.index, sign * g.scale)))
         return found[0][1] if found[0][0] >= found[1][0] else found[1][1]
 
     def _scaled(self, overlap: Overlap) -> Monomial:
@@ -223,10 +224,10 @@ class MonomialGroup(Group):
         signs = self.scales == "nonzero"
         benefit = overlap.self_dual.abs() if signs else overlap.self_dual.clone()
         benefit += overlap.permuted  # in place: the tables of a wide layer are what a sweep needs most memory for
-        index = best_permutation(benefit).cpu()
-        rows = torch.arange(len(index))
-        p, q, t = (m.cpu()[rows, index].to(FLOAT) for m in (overlap.primal, overlap.dual, overlap.signed))
-        u, d = (s.cpu()[index].to(FLOAT) for s in (overlap.primal_size, overlap.dual_size))
+        index = best_permutation(benefit)
+        p, q, t = (_chosen(m, index).to(FLOAT) for m in (overlap.primal, overlap.dual, overlap.signed))
+        u, d = (s[index].cpu().to(FLOAT) for s in (overlap.primal_size, overlap.dual_size))
+        index = index.cpu()
         plus = best_scales(u, d, p, q, signs=False)
         if not signs:
             return Monomial(index, plus)
@@ -251,6 +252,11 @@ class MonomialGroup(Group):
 
     def element(self, tensors: dict[str, Tensor]) -> Monomial:
         return Monomial(tensors["index"].to(torch.int64), tensors["scale"].to(FLOAT))
+
+
+def _chosen(table: Float[Tensor, "n n"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The entries of the pairs that an assignment chose; the table stays where it is."""
+    return table.gather(1, index[:, None])[:, 0].cpu()
 
 
 def Permutation(n: int) -> MonomialGroup:

@@ -12,6 +12,7 @@ from isobasin.groups import GL, Blocks, Element, HeadsElement, PairSigns, Phases
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, rotary_pairs, stacked
 
+WELL = 1e-5  # smallest diagonal entry of a triangular factor relative to the largest: not close to deficient
 UNSEEN = 1e-2  # of the root of the largest singular value: the size of columns that meet only zeros on the other side
 
 
@@ -35,7 +36,7 @@ def _query_key_balancing(m: AttentionMatrices, heads: HeadSpace, least: float) -
         return PairSigns(r, heads.interleaved).identity(heads.n_kv_heads)
     if r:
         sizes = [rotary_pairs(x[..., :r], heads).abs().square().sum(-2).sqrt() for x in (q, k)]
-        scale = _pair_scale(sizes[0], sizes[1], least)
+        scale = _pair_scale(sizes[0].cpu(), sizes[1].cpu(), least)
         parts.append(Phases(torch.complex(scale, torch.zeros_like(scale)), heads.interleaved))
     if r < heads.d_head:
         parts.append(GL(heads.d_head - r).project(_balancing_factor(q[..., r:], k[..., r:], least)))
@@ -62,7 +63,7 @@ def _balancing_factor(
 
     With x = Y_x R_x, y = Y_y R_y and R_x R_yᵀ = Z Σ Wᵀ it is g = Σ^-½ Zᵀ R_x.
     """
-    r_x, r_y = (torch.linalg.qr(_tall(side), mode="r").R for side in (x, y))
+    r_x, r_y = map(_triangular_factor, (x, y))
     z, sigma, wt = torch.linalg.svd(r_x @ r_y.mT)
     sizes = [torch.linalg.matrix_norm(r, ord=2)[:, None] for r in (r_x, r_y)]
     zero = sigma <= torch.maximum(least * sigma[:, :1], least / 16 * sizes[0] * sizes[1])
@@ -71,6 +72,19 @@ def _balancing_factor(
         rank = int((~zero[head]).sum())
         g[head] = _deficient_factor(r_x[head], r_y[head], z[head], sigma[head], wt[head].mT, rank, least)
     return g
+
+
+def _triangular_factor(x: Float[Tensor, "b rows n"]) -> Float[Tensor, "b n n"]:
+    """The R of X = Y R, Y orthonormal, on the processor. On an accelerator by Cholesky factors of X and of X R⁻¹, which
+    loses no digits unless X is close to deficient: then, and on a processor, by QR."""
+    if x.device.type != "cpu":
+        first = torch.linalg.cholesky_ex(x.mT @ x)
+        r = first.L.mT
+        diagonal = r.diagonal(dim1=-2, dim2=-1)
+        if bool((first.info == 0).all() and (diagonal.amin(-1) > WELL * diagonal.amax(-1)).all()):
+            y = torch.linalg.solve_triangular(r, x, upper=True, left=False)
+            return (torch.linalg.cholesky_ex(y.mT @ y).L.mT @ r).cpu()
+    return torch.linalg.qr(_tall(x.cpu()), mode="r").R
 
 
 def _deficient_factor(

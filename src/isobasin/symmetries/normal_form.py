@@ -196,7 +196,7 @@ class NormalForm:
             return self.part.groups[space].identity()
         place = self.arch.spaces[space]
         if isinstance(place, HeadSpace):
-            exact = {name: t.to("cpu", torch.float64) for name, t in tensors.items()}
+            exact = {name: t.to(torch.float64) for name, t in tensors.items()}
             return balance_heads(attention_matrices(self.arch, place, exact), place, self.least)
         sizes = {move: torch.zeros(place.size, dtype=torch.float64) for move in MOVES}
         for _, rows, move in unit_rows(self.arch, space, tensors):

@@ -225,9 +225,9 @@ def scramble(weights: Weights, *, scope: str = "model", seed: int) -> Transform:
 
 
 def _drawn(coordinate: Coordinate, tensors: Tensors, rng: torch.Generator) -> Value:
-    before, still = coordinate.read(tensors), coordinate.still(tensors)
+    before, still = coordinate.read(tensors).cpu(), coordinate.still(tensors)
     drawn = coordinate.sample(before, rng)
-    return Value(before, drawn if still is None else torch.where(still, before, drawn))
+    return Value(before, drawn if still is None else torch.where(still.cpu(), before, drawn))
 
 
 def _check_constant(norm: Norm, weights: Weights) -> None:
