@@ -6,8 +6,9 @@ The objective never rises from sweep to sweep: an element that would raise it is
 blocks are independent and one visit of each is enough.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,6 +25,7 @@ from isobasin.weights import Weights
 
 SWEEPS = 30
 RELATED_THRESHOLD = 0.5  # of the squared size of embeddings and head; models that one map leaves less of may be copies
+BLOCKS_AT_ONCE = 8  # on an accelerator
 TRIAL_SWEEPS = 3  # before the starts are compared
 COPY_THRESHOLD = 0.03  # a start that leaves this share of the squared distance needs no other beside it
 # A distance this much smaller than at the start is rounding (squared).
@@ -195,65 +197,89 @@ def match_blocks(
     matched: dict[str, HeadMatch] = {}
     before = sum(problem.activation_term.missing(stream, now[stream]) for stream in problem.streams)
     after = before
-    for name in problem.blocks:
-        squares = _visit(problem, name, now, matched, on_streams)
-        before, after = before + squares[0], after + squares[1]
-        if problem.device.type == "cpu":
-            trim_heap()
+    for name, found in _visits(problem, now, add_overlaps=on_streams is not None):
+        before, after = before + found.before, after + found.after
+        if found.element is not None:
+            now[name] = found.element
+        if found.heads is not None:
+            matched[name] = found.heads
+        for stream, part in found.on_streams.items():
+            assert on_streams is not None
+            on_streams[stream] = on_streams[stream] + part
     return before, after, now, matched
 
 
-def _visit(
-    problem: AlignmentProblem,
-    name: str,
-    now: dict[str, Element],
-    matched: dict[str, HeadMatch],
-    on_streams: dict[str, Overlap] | None,
-) -> tuple[float, float]:
-    """Match one block; what the objective had there, and has now. Its overlap on each stream is added, and nothing else
-    stays."""
-    before = after = 0.0
+@dataclass(frozen=True)
+class _Visit:
+    """What a visit of one block found: the objective there before and after, the element and how its heads were
+    matched, and the overlap of the block on each stream."""
+
+    before: float
+    after: float
+    element: Element | None = None
+    heads: HeadMatch | None = None
+    on_streams: Mapping[str, Overlap] = field(default_factory=dict)
+
+
+def _visits(problem: AlignmentProblem, now: Elements, *, add_overlaps: bool) -> Iterator[tuple[str, _Visit]]:
+    """Visit every block in turn, with the elements found so far. On an accelerator several at a time where they share
+    no space but the streams: the host solves the assignments and the factors inside heads of some meanwhile."""
+    if problem.device.type != "cuda" or not problem.blocks_are_separate:
+        for name in problem.blocks:
+            yield name, _visit(problem, name, now, add_overlaps)
+            if problem.device.type == "cpu":
+                trim_heap()
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // BLOCKS_AT_ONCE))
+    try:
+        with ThreadPoolExecutor(BLOCKS_AT_ONCE) as pool:
+            start = dict(now)
+            visits = pool.map(lambda name: _visit(problem, name, start, add_overlaps), problem.blocks)
+            yield from zip(problem.blocks, visits)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _visit(problem: AlignmentProblem, name: str, now: Elements, add_overlaps: bool) -> _Visit:
+    """Match one block. Nothing but its overlap on each stream stays."""
+    total, on_streams = _Visit(0.0, 0.0), dict[str, Overlap]()
     for a, b in problem.pieces(name):
         if name in problem.part.groups and name not in problem.streams:
-            squares = _match(problem, name, a, b, now, matched)
+            found = _match(problem, name, a, b, now)
         else:
-            squares = (squared_distance(a, problem.act(now), b),) * 2
-        before, after = before + squares[0], after + squares[1]
-        if on_streams is None:
-            continue
-        one_stream = {n: t for n, t in b.items() if n not in problem.between_streams}
-        for stream in problem.streams:
-            on_streams[stream] = on_streams[stream] + _stream_overlap(problem, stream, a, one_stream, now)
-    return before, after
+            square = squared_distance(a, problem.act(now), b)
+            found = _Visit(square, square)
+        if add_overlaps:
+            here = now if found.element is None else {**now, name: found.element}
+            one_stream = {n: t for n, t in b.items() if n not in problem.between_streams}
+            for stream in problem.streams:
+                part = _stream_overlap(problem, stream, a, one_stream, here)
+                on_streams[stream] = on_streams[stream] + part if stream in on_streams else part
+        total = replace(found, before=total.before + found.before, after=total.after + found.after)
+    return replace(total, on_streams=on_streams)
 
 
-def _match(
-    problem: AlignmentProblem,
-    name: str,
-    a: Tensors,
-    raw: Tensors,
-    now: dict[str, Element],
-    matched: dict[str, HeadMatch],
-) -> tuple[float, float]:
-    """Give this space a better element, if there is one; what the objective had here, and has now."""
+def _match(problem: AlignmentProblem, name: str, a: Tensors, raw: Tensors, now: Elements) -> _Visit:
+    """A better element for this space, if there is one."""
     elsewhere = problem.act({n: g for n, g in now.items() if n != name})
     b = {n: elsewhere.tensor(n, t) for n, t in raw.items()}
     before = problem.objective(name, now[name], a, b)
     space = problem.arch.spaces[name]
     proposed: Element
+    heads: HeadMatch | None = None
     if isinstance(space, HeadSpace):
         heads_a, heads_b = (attention_matrices(problem.arch, space, AsFloat64(t)) for t in (a, b))
-        matched[name] = problem.matcher.match(heads_a, heads_b, space)
-        proposed = matched[name].element
+        heads = problem.matcher.match(heads_a, heads_b, space)
+        proposed = heads.element
         check_element(problem, name, proposed)
     else:
         proposed = _nearest(problem, name, overlap(problem.arch, name, a, b, a, now[name]))
     after = problem.objective(name, proposed, a, b)
     # With the stream held this is the one visit, and the distances of the stored weights decide afterwards.
     if not problem.moves_stream or after < before:
-        now[name] = proposed
-        return before, after
-    return before, before
+        return _Visit(before, after, proposed, heads)
+    return _Visit(before, before, None, heads)
 
 
 def check_element(problem: AlignmentProblem, name: str, element: Element) -> None:

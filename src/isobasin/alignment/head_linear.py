@@ -146,14 +146,16 @@ def align_matrices(
     max_steps: int = 100,
     tol: float = 1e-8,
 ) -> LinearAlignment:
-    """From Grams, and again from the matrices for the heads that Grams could not resolve."""
-    grams = head_grams(q_a, k_a, q_b, k_b)
+    """From Grams, and again from the matrices for the heads that Grams could not resolve. The descent runs on the
+    processor: matrices of this size are too small for an accelerator."""
+    grams = Grams(*(block.cpu() for block in head_grams(q_a, k_a, q_b, k_b).blocks))
     found = align_linear(grams, method=method, max_steps=max_steps, tol=tol)
     ratios = [_diagonal_ratio(_cholesky(g)) for g in (grams.gq, grams.gk, grams.gq_a, grams.gk_a)]
     bad = found.deficient | ~(torch.stack(ratios).amin(0) * BAD > 1)
     if method != "full" or not bool(bad.any()):
         return found
-    some = align_linear_factors(q_a[bad], k_a[bad], q_b[bad], k_b[bad], method=method, max_steps=max_steps, tol=tol)
+    few = (x.cpu()[bad] for x in (q_a, k_a, q_b, k_b))
+    some = align_linear_factors(*few, method=method, max_steps=max_steps, tol=tol)
     where = torch.nonzero(bad).flatten()
     pairs = ((found.u, some.u), (found.objective, some.objective), (found.converged, some.converged))
     parts = [

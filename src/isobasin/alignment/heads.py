@@ -123,7 +123,7 @@ def permuted(b: AttentionMatrices, found: GroupedAssignment) -> AttentionMatrice
 def rank_deficient(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> Tensor:
     """Which kv heads have, in A or B, a Q, K, V or O (of all their query heads) that is not of full column rank."""
     sides = (x for m in (a, b) for x in (stacked(m.q, heads), m.k, m.v, stacked(m.o, heads)))
-    return torch.stack([_is_empty(torch.linalg.eigvalsh(x.mT @ x)).any(-1) for x in sides]).any(0).cpu()
+    return torch.stack([_is_empty(torch.linalg.eigvalsh((x.mT @ x).cpu())).any(-1) for x in sides]).any(0)
 
 
 def _is_empty(squares: Tensor) -> Tensor:
@@ -133,11 +133,11 @@ def _is_empty(squares: Tensor) -> Tensor:
 
 def _without_rounding(x: Tensor) -> Tensor:
     """The same heads with their empty directions truly empty."""
-    gram = x.mT @ x
+    gram = (x.mT @ x).cpu()
     if not bool(_is_empty(torch.linalg.eigvalsh(gram)).any()):  # the usual case, without vectors
         return x
     squares, basis = torch.linalg.eigh(gram)
-    hidden = basis * _is_empty(squares).unsqueeze(-2)
+    hidden = (basis * _is_empty(squares).unsqueeze(-2)).to(x.device)
     return x - x @ hidden @ hidden.mT
 
 

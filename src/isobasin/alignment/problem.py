@@ -102,6 +102,12 @@ class AlignmentProblem:
         return frozenset(n for n in self.arch.tensors if len(set(self.arch.spaces_of(n)) & set(self.arch.streams)) > 1)
 
     @cached_property
+    def blocks_are_separate(self) -> bool:
+        """Whether no tensor lies on two spaces that are no streams: then blocks can be matched at the same time."""
+        streams = set(self.arch.streams)
+        return all(len(set(self.arch.spaces_of(name)) - streams) <= 1 for name in self.arch.tensors)
+
+    @cached_property
     def moves_stream(self) -> bool:
         return self.part.moves_stream
 
