@@ -34,6 +34,7 @@ from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
 NULL_SAMPLES = 8
+LARGE = 2**20  # weights of models whose unrelated models are compared in float32
 QUANTILES = (0.05, 0.5, 0.95)
 STREAM_SWEEPS = 12
 SAME_EMBEDDINGS_THRESHOLD = 0.5  # similarity of embeddings and head; above it their map of the stream is final
@@ -437,9 +438,10 @@ def distance(
             watch(len(found) + done, len(found) * (1 + null_samples))
 
     report(0)
-    rotated = RotatedModel(two, seed)
+    dtype = torch.float32 if a.n_params > LARGE else one.dtype
+    rotated = RotatedModel(two, seed, dtype)
     models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
-    null = _null_similarities(one, models, pairs, by_all_blocks, report)
+    null = _null_similarities(InType(one, dtype), models, pairs, by_all_blocks, report)
     return replace(_result(a, b, found, null, matrix, seed), left_out=trunk.left_out if trunk else LeftOut())
 
 
@@ -513,15 +515,35 @@ def _naive(a: Weights, b: Weights, space: str) -> BlockDistance:
 
 
 @dataclass(frozen=True)
+class InType:
+    """A model in another type; the block read last is kept."""
+
+    model: BlockModel
+    dtype: torch.dtype
+    _last: dict[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def arch(self) -> Architecture:
+        return self.model.arch
+
+    def block(self, space: str) -> Mapping[str, Tensor]:
+        if space not in self._last:
+            self._last.clear()
+            self._last[space] = {name: t.to(self.dtype) for name, t in self.model.block(space).items()}
+        return self._last[space]
+
+
+@dataclass(frozen=True)
 class RotatedModel:
     """A model in a random frame of each stream, in which no coordinate is special; the block read last is kept.
 
     A rotation is expensive, so all unrelated models share one. Embeddings and head are not rotated: the map of the
-    stream would undo it.
+    stream would undo it. Unrelated models are compared in `dtype`: their similarities are sums over many numbers.
     """
 
     model: BlockModel
     seed: int
+    dtype: torch.dtype = torch.float64
     _last: dict[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
@@ -534,11 +556,11 @@ class RotatedModel:
         return Action(self.arch, {name: group_of(space).sample(seed=self.seed) for name, space in rotating.items()})
 
     def block(self, space: str) -> Mapping[str, Tensor]:
-        if space in self.arch.streams or not self._action.elements:
-            return self.model.block(space)
         if space not in self._last:
             self._last.clear()
-            self._last[space] = {name: self._action.tensor(name, t) for name, t in self.model.block(space).items()}
+            moves = space not in self.arch.streams and bool(self._action.elements)
+            found = {n: self._action.tensor(n, t) if moves else t for n, t in self.model.block(space).items()}
+            self._last[space] = {name: t.to(self.dtype) for name, t in found.items()}
         return self._last[space]
 
 

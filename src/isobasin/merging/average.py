@@ -24,7 +24,7 @@ PART = 2**20  # slerp sums norms and products in parts of this size; another siz
 COLLINEAR = 0.9995  # beyond this cosine, in either direction, slerp is linear
 TINY = 1e-8  # slerp treats a smaller norm as 1
 BLOCK_BYTES = 2**23
-WORKERS = 4
+WORKERS = 16  # at most; fewer where there are fewer cores
 
 Read = Callable[[int, int], Sequence[Tensor]]  # the numbers start:stop of every model
 # (flat numbers of every model in the type of sums, a tensor to write to) → their combination
