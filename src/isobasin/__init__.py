@@ -28,6 +28,7 @@ _PUBLIC = {
     "load": "isobasin.weights",
     "load_transform": "isobasin.symmetries.transform_file",
     "merge": "isobasin.merging.merge",
+    "Task": "isobasin.tasks.task",
     "open_task": "isobasin.tasks.loader",
     "plot_path": "isobasin.report.figures",
     "save_transform": "isobasin.symmetries.transform_file",
@@ -45,13 +46,13 @@ _FURTHER = {
     "JointAlignment": "isobasin.merging.joint_alignment",
     "ModelConfig": "isobasin.model",
     "Symmetry": "isobasin.symmetries.symmetry",
-    "Task": "isobasin.tasks.task",
     "Transformer": "isobasin.model",
     "Verdict": "isobasin.compare.equivalence",
     "normalize": "isobasin.symmetries.normal_form",
     "plot_explain": "isobasin.report.figures",
     "plot_layers": "isobasin.report.figures",
     "plot_plane": "isobasin.report.figures",
+    "plot_similarity": "isobasin.report.figures",
 }
 # Names of version 0.1.
 _OLD = {"Likeness": "DistanceResult", "Many": "JointAlignment"}
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from isobasin.symmetries.transform_file import load_transform as load_transform
     from isobasin.symmetries.transform_file import save_transform as save_transform
     from isobasin.tasks.loader import open_task as open_task
+    from isobasin.tasks.task import Task as Task
     from isobasin.weights import Weights as Weights
     from isobasin.weights import load as load
 

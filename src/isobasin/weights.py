@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -21,13 +22,14 @@ from isobasin.checkpoint import (
     output_dtype,
     with_dtype,
 )
+from isobasin.display import Shown, Summary
 from isobasin.errors import CheckpointError
 from isobasin.files import Content
 from isobasin.views import Tensors, View
 
 
-@dataclass(frozen=True)
-class Weights(Mapping[str, Tensor]):
+@dataclass(frozen=True, repr=False)
+class Weights(Shown, Mapping[str, Tensor]):
     """The tensors of a model by the names of its patterns. Immutable: what changes a model makes a new one.
 
     `changed` names the tensors that are no longer bitwise those of the source, and `exact` says whether
@@ -62,6 +64,19 @@ class Weights(Mapping[str, Tensor]):
         """The same model with some tensors read into memory, once, for whoever needs them often."""
         held = {name: self[name] for name in names}
         return replace(self, tensors=View(self.tensors, {name: lambda _, t=t: t for name, t in held.items()}))  # type: ignore[misc]
+
+    def summary(self) -> Summary:
+        """Sizes, type, source, and how many tensors were changed."""
+        sizes = self.arch.sizes
+        facts: dict[str, object] = {
+            "sizes": f"{sizes.n_layers} layers, width {sizes.d_model}, {sizes.n_heads} heads",
+            "parameters": f"{self.n_params:,}, {dtype_name(self.dtype)}",
+            "source": self.path or "memory",
+        }
+        if self.changed:
+            rounded = "nothing rounded" if self.exact else "rounded when they are stored"
+            facts["changed"] = f"{len(self.changed)} of {len(self)} tensors, {rounded}"
+        return Summary(f"{self.arch.family} model, {self.arch.positions} positions", facts)
 
     @property
     def family(self) -> Family:
@@ -232,21 +247,17 @@ class _Pretrained(Protocol):
 ModelSource = Weights | str | Path | Mapping[str, Tensor] | _Pretrained
 
 
-def as_weights(source: ModelSource) -> Weights:
-    """A model that is loaded already, or whatever `load` takes."""
-    return source if isinstance(source, Weights) else load(source)
-
-
 def load(
-    source: "str | Path | Mapping[str, Tensor] | _Pretrained",
-    config: Mapping[str, Any] | None = None,
-    *,
-    family: Family | str | Path | None = None,
+    source: ModelSource, config: Mapping[str, Any] | None = None, *, family: Family | str | Path | None = None
 ) -> Weights:
     """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
 
-    `family` is one of your own, or a file that defines it; it is then known to every later call.
+    A folder is read when its tensors are asked for. A model in memory, or a dictionary of tensors, is copied to the
+    CPU: what is loaded does not change when training goes on. `family` is one of your own, or a file that defines it;
+    it is then known to every later call.
     """
+    if isinstance(source, Weights):
+        return source
     use_listed_families()
     if family is not None:
         use_family(family)
@@ -265,13 +276,37 @@ def load(
         tensors = source
     if config is None:
         raise CheckpointError("a state dict needs its config beside it: load(tensors, config)")
-    return _weights(tensors, config, None)
+    if isinstance(tensors, dict):
+        tensors = _copied(tensors)
+    return _weights(tensors, deepcopy(dict(config)), None)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, in memory of their own; names that share a tensor share its copy."""
+    copies: dict[tuple[object, ...], Tensor] = {}
+    if empty := next((name for name, tensor in tensors.items() if tensor.is_meta), None):
+        raise CheckpointError(
+            f"{empty}: is on the device meta and has no numbers; load the weights into the model first"
+        )
+
+    def copied(tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        if key not in copies:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
+
+    return {name: copied(tensor) for name, tensor in tensors.items()}
 
 
 def _file_tensors(model: Any, family: Family) -> dict[str, Tensor]:
     """The tensors of a model of transformers as its files have them: it may hold several of them as one, and lists a
     tied head, which no file has."""
     tensors = dict(model.state_dict())
+    if adapter := next((name for name in tensors if ".lora_A." in name), None):
+        raise CheckpointError(
+            f"{adapter}: the model holds adapters of PEFT beside its weights; merge them first, with "
+            "`model.merge_and_unload()`, or save the adapter and give base+adapter"
+        )
     head = tensors.get(family.own_head)
     if head is not None and any(t.data_ptr() == head.data_ptr() for n, t in tensors.items() if n != family.own_head):
         del tensors[family.own_head]

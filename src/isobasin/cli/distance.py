@@ -66,7 +66,8 @@ def distance_command(
     if plot is not None:
         from isobasin.report.figures import plot_similarity
 
-        facts["plot"] = str(plot_similarity(facts, plot, names=(Path(a).name or "A", Path(b).name or "B")))
+        plot_similarity(facts, plot, names=(Path(a).name or "A", Path(b).name or "B"))
+        facts["plot"] = str(plot)
     emit(facts, distance_lines(facts), show.json)
 
 

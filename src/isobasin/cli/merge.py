@@ -96,13 +96,13 @@ def merge_command(
         folders = [folder for folder in (*(model.path for model in loaded), companions) if folder]
         check_outputs(save, [*folders, *existing(data)])
         with progress(quiet=show.silent) as on_progress:
-            how: dict[str, Any] = {}
+            how: dict[str, Any] = {"align": recipe.align}
             if setup and setup.learning:
                 labels = {str(number): model for number, model in enumerate(loaded)}
                 running: dict[str, Any] = {"dtype": "float32", "device": place, "quiet": show.silent}
-                how = {"aligner": setup.aligner(labels, save.output.resolve(), until_written, on_progress, **running)}
+                how |= {"aligner": setup.aligner(labels, save.output.resolve(), until_written, on_progress, **running)}
             elif setup:
-                how = {"matcher": setup.matcher(), "watch": partial(on_progress, setup.title)}
+                how |= {"matcher": setup.matcher(), "watch": partial(on_progress, setup.title)}
             merged = merge(
                 loaded,
                 weights=recipe.weights,

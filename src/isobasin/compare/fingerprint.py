@@ -27,12 +27,13 @@ from isobasin.compare.canonical import pair_weights
 from isobasin.compare.stream_frame import fixed_numbers, joint_blocks, stream_rows, tables
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
+from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.views import Tensors, View
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
@@ -49,9 +50,13 @@ _DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 _HALF = len(_DIGITS) ** 2 // 2
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """Family, a digest of shapes and settings, and quantised invariants. `str` writes it, `read` parses it."""
+@dataclass(frozen=True, repr=False)
+class Fingerprint(Shown):
+    """Family, a digest of shapes and settings, and quantised invariants. `str` writes it, `read` parses it.
+
+    Copies of a model may round an entry to a neighbouring number, so `==` between fingerprints or between their
+    strings says nothing: `matches` compares them, as `isobasin fingerprint --compare` does.
+    """
 
     family: str
     digest: str
@@ -89,6 +94,11 @@ class Fingerprint:
             return ()
         return tuple(abs(x - y) for x, y in zip(self.entries, other.entries))
 
+    def summary(self) -> Summary:
+        """The string, and how it is compared."""
+        how = "with matches(other), or isobasin fingerprint MODEL --compare; not by =="
+        return Summary(f"fingerprint of a {self.family} model", {"string": str(self), "compare": how})
+
     def matches(self, other: "Fingerprint") -> bool:
         """Whether both can belong to one orbit: the same shape, and no entry more than one quantum away."""
         steps = self.steps(other)
@@ -121,8 +131,9 @@ def compare_fingerprints(x: Fingerprint, y: Fingerprint, errors: Sequence[float]
     return FingerprintComparison(steps, len(apart), len(uncertain))
 
 
-def entry_errors(weights: Weights) -> tuple[float, ...]:
+def entry_errors(model: ModelSource) -> tuple[float, ...]:
     """How much a usual rounding of every weight of the file changes each entry, in quanta; measured."""
+    weights = load(model)
     return tuple(((invariants(weights) - invariants(_rounded(weights))).abs() / QUANTUM).tolist())
 
 
@@ -157,8 +168,9 @@ def _rounded(weights: Weights) -> Weights:
     return replace(weights, tensors=View(weights, changes), changed=weights.changed | set(names), exact=False)
 
 
-def fingerprint(weights: Weights) -> Fingerprint:
+def fingerprint(model: ModelSource) -> Fingerprint:
     """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64."""
+    weights = load(model)
     found = (invariants(weights) / QUANTUM).round().clamp(-_HALF, _HALF - 1)
     return Fingerprint(weights.arch.family, _digest(weights), tuple(int(x) for x in found))
 
