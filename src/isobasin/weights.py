@@ -15,9 +15,11 @@ from isobasin.arch.user_family import use_family, use_listed_families
 from isobasin.checkpoint import (
     Checkpoint,
     CheckpointWriter,
+    Companions,
     TensorInfo,
     check_kept,
     dtype_name,
+    find_companions,
     open_checkpoint,
     output_dtype,
     with_dtype,
@@ -99,6 +101,11 @@ class Weights(Shown, Mapping[str, Tensor]):
         return self.checkpoint.path if self.checkpoint else None
 
     @property
+    def companions(self) -> Companions | None:
+        """The files beside the weights that `save` copies, and those that it leaves out."""
+        return find_companions(self.path) if self.path else None
+
+    @property
     def n_params(self) -> int:
         """Weights of the model: tied ones once, buffers not at all."""
         return sum(
@@ -160,15 +167,17 @@ class Weights(Shown, Mapping[str, Tensor]):
         dtype: str = "auto",
         force: bool = False,
         max_shard_size: int | str = "5GB",
+        trust_remote_code: bool = False,
         inputs: Sequence[Path] = (),
         files: Mapping[Path, Content] | None = None,
         watch: Callable[[str, Tensor | None], None] | None = None,
     ) -> dict[str, torch.dtype]:
         """Write a complete folder, one tensor in memory at a time; gives back the types that were written.
 
-        `inputs` are further folders that must not be overwritten. `files` are written elsewhere, by path, and appear
-        together with the folder. `watch` is shown every tensor, by the name of its
-        pattern, as it is written; None where it is copied.
+        The other files of the model's folder are copied (`companions` lists them, and those that are not copied, with
+        their reasons); Python files and keys that name code only with `trust_remote_code`. `inputs` are further folders
+        that must not be overwritten. `files` are written elsewhere, by path, and appear together with the folder.
+        `watch` is shown every tensor, by the name of its pattern, as it is written; None where it is copied.
         """
         dtypes = self.output_dtypes(dtype)
         source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
@@ -182,6 +191,7 @@ class Weights(Shown, Mapping[str, Tensor]):
             inputs=[*([self.path] if self.path else []), *inputs],
             force=force,
             max_shard_size=max_shard_size,
+            trust_remote_code=trust_remote_code,
         ) as writer:
             for disk in writer.order:
                 name = source[disk]

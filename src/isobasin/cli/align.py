@@ -26,10 +26,12 @@ from isobasin.cli.options import (
 from isobasin.cli.output import (
     OnProgress,
     check_outputs,
+    companion_facts,
     emit,
     existing,
     left_out_lines,
     measured_cost,
+    not_copied_lines,
     note,
     progress,
     space_label,
@@ -115,6 +117,7 @@ def align_command(
         "model_output_change": model_change,
         **cost,
         **learning_facts(found),
+        **companion_facts(moving.path, save),
         **({"transform": str(save_transform)} if save_transform else {}),
     }
     emit(facts, align_lines(facts), show.json)
@@ -324,6 +327,7 @@ def align_lines(facts: dict[str, Any]) -> list[str]:
         *rows,
         *learning_lines(facts),
         *left_out_lines(facts),
+        *not_copied_lines(facts),
         f"distance  {facts['distance_before']:.4g} → {facts['distance_after']:.4g} of ‖A‖",
         f"largest change of outputs  {moved}",
         f"{facts['output']}: written in {facts['seconds']:.1f} s, {facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",

@@ -20,7 +20,9 @@ from isobasin.cli.options import (
 )
 from isobasin.cli.output import (
     check_outputs,
+    companion_facts,
     emit,
+    not_copied_lines,
     transform_files,
     verified_change,
     write_model,
@@ -124,6 +126,7 @@ def _write_moved(
         "max_output_change": output_change,
         "exact": moved.exact,
         "dtype": dtype,
+        **companion_facts(weights.path, save),
     }
 
 
@@ -134,4 +137,5 @@ def moved_lines(facts: dict[str, Any]) -> list[str]:
     return [
         f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}",
         outputs,
+        *not_copied_lines(facts),
     ]

@@ -25,7 +25,17 @@ from isobasin.cli.options import (
     check_choice,
     with_options,
 )
-from isobasin.cli.output import check_outputs, counted, emit, existing, measured_cost, progress, verified_change
+from isobasin.cli.output import (
+    check_outputs,
+    companion_facts,
+    counted,
+    emit,
+    existing,
+    measured_cost,
+    not_copied_lines,
+    progress,
+    verified_change,
+)
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -128,12 +138,14 @@ def merge_command(
                 force=save.force,
                 max_shard_size=save.max_shard_size,
                 companions=companions,
+                trust_remote_code=save.trust_remote_code,
                 watch=counted(on_progress, "writing", len(first) + len(first.names.copies)),
             )
     largest = max((change for change in changes if change is not None), default=None)
     facts = merge_facts(merged, save.output) | {"max_output_change": largest} | cost
     if copied := len(merged.weights.arch.copied_tensors):
         facts["copied"] = copied
+    facts |= companion_facts(companions or loaded[0].path, save)
     emit(facts, merge_lines(facts), show.json)
 
 
@@ -244,6 +256,7 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
         *([other] if facts.get("copied") else []),
         *learned,
         *(f"  {line}" for line in facts.get("notes", [])),
+        *(f"  {line}" for line in not_copied_lines(facts)),
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
         f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB of memory",
     ]

@@ -54,6 +54,9 @@ class SaveOptions:
     ] = "auto"
     max_shard_size: Annotated[str, typer.Option(help="Largest file to write, such as 5GB or 200MB.")] = "5GB"
     force: Force = False
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Also copy Python files, and the config keys that name code.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

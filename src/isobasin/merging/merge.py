@@ -150,13 +150,14 @@ class MergeResult(Shown):
         force: bool = False,
         max_shard_size: int | str = "5GB",
         companions: Path | None = None,
+        trust_remote_code: bool = False,
         block_bytes: int = BLOCK_BYTES,
         watch: Callable[[str], None] | None = None,
     ) -> None:
         """Write a complete folder with a model card; a few blocks are in memory at a time.
 
-        `companions` is the folder that tokenizer and licence are copied from, by default that of the first model.
-        `watch` is called after each tensor.
+        `companions` is the folder that all other files are copied from, by default that of the first model; Python
+        files and keys that name code only with `trust_remote_code`. `watch` is called after each tensor.
         """
         first = self.models[0]
         names = {disk: name for name, disk in first.names.on_disk.items()} | dict(first.names.copies)
@@ -170,6 +171,7 @@ class MergeResult(Shown):
             inputs=[model.path for model in self.models if model.path],
             force=force,
             max_shard_size=max_shard_size,
+            trust_remote_code=trust_remote_code,
         ) as writer:
             write_merged(writer, tensors, self.recipe.arithmetic(), block_bytes=block_bytes, watch=watch)
 
