@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 # What most programs need.
 _PUBLIC = {
     "ActivationMatching": "isobasin.alignment.matchers",
+    "Adapter": "isobasin.checkpoint.adapter",
     "IsobasinError": "isobasin.errors",
     "LearnedMatching": "isobasin.learn.matching",
     "ReferenceMatching": "isobasin.alignment.reference",
@@ -29,6 +30,8 @@ _PUBLIC = {
     "load_transform": "isobasin.symmetries.transform_file",
     "merge": "isobasin.merging.merge",
     "Task": "isobasin.tasks.task",
+    "merge_adapters": "isobasin.merging.adapters",
+    "move_adapter": "isobasin.merging.adapters",
     "open_task": "isobasin.tasks.loader",
     "plot_path": "isobasin.report.figures",
     "save_transform": "isobasin.symmetries.transform_file",
@@ -62,12 +65,15 @@ if TYPE_CHECKING:
     from isobasin.alignment.matchers import ActivationMatching as ActivationMatching
     from isobasin.alignment.matchers import WeightMatching as WeightMatching
     from isobasin.alignment.reference import ReferenceMatching as ReferenceMatching
+    from isobasin.checkpoint.adapter import Adapter as Adapter
     from isobasin.compare.canonical import canonical as canonical
     from isobasin.compare.distance import distance as distance
     from isobasin.compare.equivalence import equivalent as equivalent
     from isobasin.compare.fingerprint import fingerprint as fingerprint
     from isobasin.errors import IsobasinError as IsobasinError
     from isobasin.learn.matching import LearnedMatching as LearnedMatching
+    from isobasin.merging.adapters import merge_adapters as merge_adapters
+    from isobasin.merging.adapters import move_adapter as move_adapter
     from isobasin.merging.joint_alignment import align_many as align_many
     from isobasin.merging.merge import merge as merge
     from isobasin.path.evaluation import evaluate_path as evaluate_path

@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of
+from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of, resolve
 from isobasin.arch.user_family import use_family, use_listed_families
 from isobasin.checkpoint import (
+    Adapter,
     Checkpoint,
     CheckpointWriter,
     Companions,
@@ -27,7 +28,7 @@ from isobasin.checkpoint import (
 from isobasin.display import Shown, Summary
 from isobasin.errors import CheckpointError
 from isobasin.files import Content
-from isobasin.views import Tensors, View
+from isobasin.views import Change, Tensors, View
 
 
 @dataclass(frozen=True, repr=False)
@@ -261,6 +262,7 @@ def load(
     source: ModelSource, config: Mapping[str, Any] | None = None, *, family: Family | str | Path | None = None
 ) -> Weights:
     """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
+    `base+adapter` is a model with a LoRA adapter of PEFT merged into it.
 
     A folder is read when its tensors are asked for. A model in memory, or a dictionary of tensors, is copied to the
     CPU: what is loaded does not change when training goes on. `family` is one of your own, or a file that defines it;
@@ -271,6 +273,9 @@ def load(
     use_listed_families()
     if family is not None:
         use_family(family)
+    if isinstance(source, str | Path) and "+" in str(source) and not Path(source).exists():
+        base, _, adapter = str(source).rpartition("+")
+        return with_adapter(load(base), Adapter.open(adapter))
     if isinstance(source, str | Path):
         try:
             checkpoint = open_checkpoint(source)
@@ -343,6 +348,43 @@ def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint
                 "dequantise or convert the model first"
             )
     return Weights(arch, dict(config), names, _by_pattern(tensors, arch, names), dtypes, checkpoint)
+
+
+def adapted_names(weights: Weights, adapter: Adapter) -> dict[str, str]:
+    """The tensor of a model for each tensor that an adapter changes, `MODULE.weight` or `MODULE.bias`."""
+    wanted = [f"{module}.weight" for module in adapter.modules] + [f"{module}.bias" for module in adapter.biased]
+    places = {disk: name for name, disk in resolve(weights.family, weights.arch, wanted).on_disk.items()}
+    for key in wanted:
+        name = places.get(key)
+        if name is None or name not in weights.arch.tensors or (key != name and weights.arch.tied(name)):
+            raise CheckpointError(
+                f"{key}: the adapter changes this tensor, which is no weight of its own in the {weights.arch.family} "
+                "model; expected an adapter that was made for this architecture"
+            )
+    return {key: places[key] for key in wanted}
+
+
+def with_adapter(weights: Weights, adapter: Adapter) -> Weights:
+    """The model with the adapter merged into its weights, computed when a tensor is read."""
+    names = adapted_names(weights, adapter)
+
+    def changed(module: str, name: str) -> Change:
+        def merged(tensors: Tensors) -> Tensor:
+            base = tensors[name].to("cpu", torch.float64)
+            try:
+                return base + adapter.factors(module).product(tuple(base.shape), adapter.transposed)
+            except CheckpointError as error:
+                raise CheckpointError(f"{module}: {error}; expected an adapter for this model") from error
+
+        return merged
+
+    def replaced(module: str) -> Change:
+        return lambda _: adapter.tensors[f"{module}.bias"].double()
+
+    changes = {names[f"{module}.weight"]: changed(module, names[f"{module}.weight"]) for module in adapter.modules}
+    changes |= {names[f"{module}.bias"]: replaced(module) for module in adapter.biased}
+    tensors: Tensors = View(weights, changes)
+    return replace(weights, tensors=tensors, changed=weights.changed | set(changes), exact=False)
 
 
 def is_tied(weights: Weights) -> bool:

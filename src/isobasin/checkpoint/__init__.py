@@ -1,5 +1,6 @@
 """Checkpoint folders on disk: lazy reading of untrusted files and atomic writing, for any architecture."""
 
+from isobasin.checkpoint.adapter import Adapter as Adapter
 from isobasin.checkpoint.folder import Companions as Companions
 from isobasin.checkpoint.folder import find_companions as find_companions
 from isobasin.checkpoint.header import DTYPE_POLICIES as DTYPE_POLICIES

@@ -51,6 +51,14 @@ _VERBATIM = frozenset(
     }
 )
 _MODULE_CONFIG = re.compile(r"\d+_[A-Za-z]+/config\.json")  # of sentence-transformers: 1_Pooling/config.json
+_OTHER_FORMATS = {
+    ".onnx": "ONNX is a graph of operations, whose weights have lost their names and places; give the model from which "
+    "it was exported",
+    ".gguf": "give the path of this file itself, not that of its folder",
+    ".h5": "these are weights for TensorFlow; load them in transformers (from_tf=True) and save_pretrained",
+    ".msgpack": "these are weights for Flax; load them in transformers (from_flax=True) and save_pretrained",
+    ".ckpt": "this is a training checkpoint; load it where it was made and save_pretrained",
+}
 MAX_LEVELS = 8  # sub-folders inside each other
 _SILENT = frozenset({".DS_Store", ".git", ".gitattributes", ".gitignore", ".cache", "__pycache__"})
 _STALE_FOLDERS = re.compile(r"checkpoint-\d+|global_step\d+|runs|onnx|openvino|coreml", re.IGNORECASE)
@@ -97,13 +105,27 @@ def find_folder(path: str | Path) -> Path:
         ) from error
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of PEFT, and no model."""
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
 def find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     """The weight files of `folder`, and the file in which its index (if sharded) puts each tensor."""
     for name in _WEIGHTS:
         file = folder / name
         if file.is_file():
             return _read_index(file) if name.endswith(".json") else ([file], {})
+    _refuse_other_formats(folder)
     raise CheckpointError(f"{folder} holds no weights: expected one of {', '.join(_WEIGHTS)}")
+
+
+def _refuse_other_formats(folder: Path) -> None:
+    """An error for weights in a format that is not read, with the reason and the way out."""
+    for file in sorted(folder.iterdir()):
+        for suffix, advice in _OTHER_FORMATS.items():
+            if file.name.endswith(suffix):
+                raise CheckpointError(f"{folder} has its weights as {file.name}: {advice}")
 
 
 def _read_index(index: Path) -> tuple[list[Path], dict[str, Path]]:

@@ -218,8 +218,15 @@ def _kind_of_batch(raw: Any) -> str:
     inputs, targets, _ = _parts_of(raw)
     if targets.dim() == 1:
         return "image" if "pixel_values" in inputs else "text"
+    if "decoder_input_ids" in inputs:
+        return "seq2seq"
     ids = inputs.get("input_ids")
     scored = targets != IGNORED
+    if ids is not None and ids.shape != targets.shape:
+        raise IsobasinError(
+            f"a batch has tokens of shape {tuple(ids.shape)} and labels of shape {tuple(targets.shape)}; expected the "
+            "same, or decoder_input_ids for an encoder-decoder"
+        )
     if not isinstance(raw, Mapping) or ids is None or bool((ids == targets)[scored].all()):
         return "lm"
     return "mlm"
