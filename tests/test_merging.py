@@ -58,7 +58,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> list[Weights]:
 @pytest.mark.parametrize(("weights", "normalize"), [([0.7, 0.3], True), ([1.0, 2.0, 5.0], True), ([0.5, -0.25], False)])
 def test_linear_is_the_weighted_mean(trio: list[Weights], weights: list[float], normalize: bool) -> None:
     models = trio[: len(weights)]
-    found = merge(models, weights=weights, normalize=normalize).weights
+    found = merge(models, weights=weights, normalize=normalize, align=False).weights
     for name in found:
         expected = direct(models, weights, name, normalize=normalize)
         assert torch.allclose(found[name].double(), expected, rtol=1e-6, atol=1e-6), name
@@ -66,11 +66,11 @@ def test_linear_is_the_weighted_mean(trio: list[Weights], weights: list[float], 
 
 
 def test_equal_weights_unless_given_and_a_model_with_itself(trio: list[Weights]) -> None:
-    found = merge(trio).weights
+    found = merge(trio, align=False).weights
     name = next(iter(found))
     assert torch.allclose(found[name].double(), direct(trio, [1, 1, 1], name), rtol=1e-6, atol=1e-7)
-    assert same(merge([trio[0], trio[0]]).weights, trio[0])
-    assert not same(merge([trio[0], trio[1]]).weights, trio[0])
+    assert same(merge([trio[0], trio[0]], align=False).weights, trio[0])
+    assert not same(merge([trio[0], trio[1]], align=False).weights, trio[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -122,7 +122,7 @@ def test_slerp_of_collinear_and_zero_tensors_is_a_straight_line() -> None:
 @pytest.mark.parametrize("name", [LLAMA, TIED])
 def test_blocks_of_any_size_write_what_whole_tensors_hold(tmp_path: Path, method: str, name: str) -> None:
     models = [folder(tmp_path, name, seed, torch.bfloat16) for seed in range(2)]
-    merged = merge(models, weights=[0.6, 0.4], method=method)
+    merged = merge(models, weights=[0.6, 0.4], method=method, align=False)
     for number, size in enumerate((600, 1000, 2**23)):
         merged.save(tmp_path / f"out{number}", block_bytes=size, max_shard_size="8KB" if size == 1000 else "5GB")
         found = load(tmp_path / f"out{number}")
@@ -135,7 +135,7 @@ def test_blocks_of_any_size_write_what_whole_tensors_hold(tmp_path: Path, method
 def test_a_scrambled_copy_comes_back_aligned_and_not_otherwise(trio: list[Weights]) -> None:
     a = trio[0]
     b = scramble(a, scope="all-attention", seed=3).apply(a)
-    aligned, naive = merge([a, b], matcher=WeightMatching(scope="all-attention")), merge([a, b])
+    aligned, naive = merge([a, b], matcher=WeightMatching(scope="all-attention")), merge([a, b], align=False)
     assert worst(aligned.weights, a) < 1e-6
     assert worst(naive.weights, a) > 0.1
     assert aligned.distances[0].before == aligned.distances[0].after == 0
@@ -151,7 +151,7 @@ def test_the_reference_is_where_the_result_lies(trio: list[Weights]) -> None:
     a = trio[0]
     b = scramble(a, scope="all-attention", seed=3).apply(a)
     assert worst(merge([a, b], matcher=WeightMatching(scope="all-attention"), to=1).weights, b) < 1e-5
-    assert worst(merge([a, b]).weights, b) > 0.1
+    assert worst(merge([a, b], align=False).weights, b) > 0.1
 
 
 def test_three_scrambled_copies_meet_at_their_mean_in_the_gauge_of_the_first(trio: list[Weights]) -> None:
@@ -159,7 +159,7 @@ def test_three_scrambled_copies_meet_at_their_mean_in_the_gauge_of_the_first(tri
     copies = [a, *(scramble(a, scope="all-attention", seed=seed).apply(a) for seed in (3, 4))]
     merged = merge(copies, matcher=WeightMatching(scope="all-attention"), to="mean")
     assert worst(merged.weights, a) < 1e-6
-    assert worst(merge(copies).weights, a) > 0.1
+    assert worst(merge(copies, align=False).weights, a) > 0.1
     assert all(d.after < 1e-6 < 0.1 < d.before for d in merged.distances)
     assert merged.rounds == 1  # nothing is left to gain
 
@@ -189,7 +189,7 @@ def test_the_objective_of_a_common_mean_never_rises(trio: list[Weights]) -> None
 
 
 def test_tensors_outside_the_scope_are_mixed_as_they_are(trio: list[Weights]) -> None:
-    aligned, naive = merge(trio[:2], matcher=QUICK), merge(trio[:2])
+    aligned, naive = merge(trio[:2], matcher=QUICK), merge(trio[:2], align=False)
     inside = set(symmetry(trio[0].arch).scoped("first-attention").tensors)
     outside = [name for name in trio[0] if name not in inside]
     assert outside
@@ -202,7 +202,7 @@ def test_what_is_written_loads_in_transformers(tmp_path: Path, name: str) -> Non
     case = tiny.case(name)
     models = [folder(tmp_path, name, seed) for seed in range(2)]
     merge(models, weights=[0.7, 0.3], matcher=QUICK).save(tmp_path / "out")
-    merge(models, weights=[0.7, 0.3]).save(tmp_path / "naive")
+    merge(models, weights=[0.7, 0.3], align=False).save(tmp_path / "naive")
     inputs = case.inputs(0)
     expected = tiny.load(tmp_path / f"{name}-0")
     states = [tiny.load(tmp_path / f"{name}-{seed}").state_dict() for seed in range(2)]
@@ -216,9 +216,9 @@ def test_what_is_written_loads_in_transformers(tmp_path: Path, name: str) -> Non
 def test_models_in_memory_and_in_pickles_are_mixed_the_same(tmp_path: Path, legacy: bool) -> None:
     files = [folder(tmp_path, seed=seed, legacy_bin=legacy) for seed in range(2)]
     memory = [load(*tiny.read(tmp_path / f"{LLAMA}-{seed}")) for seed in range(2)]
-    assert same(merge(files).weights, merge(memory).weights)
-    merge(memory).save(tmp_path / "out")
-    merge(files).save(tmp_path / "out2")
+    assert same(merge(files, align=False).weights, merge(memory, align=False).weights)
+    merge(memory, align=False).save(tmp_path / "out")
+    merge(files, align=False).save(tmp_path / "out2")
     assert same(load(tmp_path / "out"), load(tmp_path / "out2"))
 
 
@@ -232,11 +232,11 @@ def test_types_asked_for_kept_and_combine(tmp_path: Path) -> None:
         ([half, half], "float32", "float32"),
     ):
         out = tmp_path / f"{expected}-{dtype}-{len(list(tmp_path.iterdir()))}"
-        merge(models, dtype=dtype).save(out)
+        merge(models, dtype=dtype, align=False).save(out)
         assert {str(info.dtype) for info in open_checkpoint(out).infos.values()} == {f"torch.{expected}"}
         assert json.loads((out / "config.json").read_text())["dtype"] == expected
     # As in mergekit, inputs are rounded to the type first.
-    found = merge([full, full], weights=[1 / 3, 2 / 3], dtype="bfloat16").weights
+    found = merge([full, full], weights=[1 / 3, 2 / 3], dtype="bfloat16", align=False).weights
     assert all(torch.equal(found[n], full[n].bfloat16()) for n in found)
 
 
@@ -246,7 +246,7 @@ def test_companions_come_along_and_the_card_is_ours(tmp_path: Path) -> None:
     (tmp_path / f"{LLAMA}-0" / "README.md").write_text("theirs")
     (tmp_path / f"{LLAMA}-1" / "vocab.txt").write_text("a")
     merge(models, matcher=QUICK).save(tmp_path / "out")
-    merge(models).save(tmp_path / "other", companions=tmp_path / f"{LLAMA}-1")
+    merge(models, align=False).save(tmp_path / "other", companions=tmp_path / f"{LLAMA}-1")
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out" / "vocab.txt").exists()
     assert (tmp_path / "other" / "vocab.txt").exists()
@@ -286,25 +286,25 @@ def test_nan_is_named_with_its_tensor_and_file(tmp_path: Path) -> None:
         broken[name][3, 2] = value
         memory = load(broken, config)
         with pytest.raises(CheckpointError, match=r"up_proj.weight' holds . NaN and . inf.*: found in model 1"):
-            merge([good, memory]).weights[name]
+            merge([good, memory], align=False).weights[name]
     from safetensors.torch import save_file
 
     save_file(broken, tmp_path / f"{LLAMA}-0" / "model.safetensors")
     other = folder(tmp_path, seed=1)
     with pytest.raises(CheckpointError, match=r"up_proj.weight' holds 0 NaN and 1 inf.*: found in .*llama-gqa-0"):
-        merge([other, load(tmp_path / f"{LLAMA}-0")]).save(tmp_path / "out")
+        merge([other, load(tmp_path / f"{LLAMA}-0")], align=False).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert [p.name for p in tmp_path.iterdir() if "tmp" in p.name] == []
 
 
 def test_an_overflow_is_told_apart(tmp_path: Path) -> None:
     models = [folder(tmp_path, seed=seed) for seed in range(2)]
-    big = merge(models, weights=[1e5, 1e5], normalize=False, dtype="float16")
+    big = merge(models, weights=[1e5, 1e5], normalize=False, dtype="float16", align=False)
     with pytest.raises(CheckpointError, match="the merge overflows: float16 ends at 65504"):
         big.save(tmp_path / "out")
     large = [replace(m, tensors={n: m[n] * 1e15 for n in m}, checkpoint=None) for m in models]
     with pytest.raises(CheckpointError, match="the merge overflows: choose smaller weights"):
-        merge(large, weights=[1e30, 1e30], normalize=False).save(tmp_path / "out")
+        merge(large, weights=[1e30, 1e30], normalize=False, align=False).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -316,10 +316,10 @@ def test_a_tied_copy_that_differs_is_an_error(tmp_path: Path) -> None:
     tensors = load_file(file)
     embedding = tensors["model.embed_tokens.weight"]
     save_file(tensors | {"lm_head.weight": embedding.clone()}, file)
-    merge([models[0], load(file.parent)]).save(tmp_path / "fine")
+    merge([models[0], load(file.parent)], align=False).save(tmp_path / "fine")
     save_file(tensors | {"lm_head.weight": embedding + 1}, file)
     with pytest.raises(CheckpointError, match=r"lm_head.weight: config.json ties it to model.embed_tokens.weight"):
-        merge([models[0], load(file.parent)]).save(tmp_path / "out")
+        merge([models[0], load(file.parent)], align=False).save(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -346,16 +346,16 @@ def test_choices_that_make_no_sense(trio: list[Weights], options: dict, message:
 
 def test_models_that_can_not_be_merged(tmp_path: Path, trio: list[Weights]) -> None:
     with pytest.raises(IsobasinError, match="1 model to merge: expected two or more"):
-        merge(trio[:1])
+        merge(trio[:1], align=False)
     with pytest.raises(IsobasinError, match="slerp goes from one model to another, and there are 3"):
-        merge(trio, method="slerp")
+        merge(trio, method="slerp", align=False)
     with pytest.raises(ArchitectureError, match="only models of the same architecture"):
-        merge([trio[0], folder(tmp_path, "llama-untied")])
+        merge([trio[0], folder(tmp_path, "llama-untied")], align=False)
 
 
 def test_an_input_is_never_overwritten(tmp_path: Path) -> None:
     models = [folder(tmp_path, seed=seed) for seed in range(2)]
-    merged: MergeResult = merge(models)
+    merged: MergeResult = merge(models, align=False)
     for seed in range(2):
         with pytest.raises(CheckpointError, match="is the input"):
             merged.save(tmp_path / f"{LLAMA}-{seed}", force=True)

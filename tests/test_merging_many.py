@@ -128,8 +128,7 @@ def test_to_one_model_that_is_not_the_first() -> None:
         ({"to": 2}, "align to 2: expected mean, or the number of a model from 0 to 1"),
         ({"to": "median"}, "align to 'median': expected mean"),
         ({"to": "mean", "rounds": 0}, "rounds 0: expected 1 or more"),
-        ({"matcher": None}, "a matcher or an aligner, expected one of the two"),
-        ({"aligner": align}, "a matcher or an aligner, expected one of the two"),
+        ({"aligner": align}, "a matcher and an aligner are given, expected at most one of the two"),
         ({"matcher": None, "aligner": align, "to": "mean"}, "align to the mean: what lowers losses"),
     ],
 )

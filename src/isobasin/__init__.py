@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 # What most programs need.
 _PUBLIC = {
     "ActivationMatching": "isobasin.alignment.matchers",
+    "Adapter": "isobasin.checkpoint.adapter",
     "IsobasinError": "isobasin.errors",
     "LearnedMatching": "isobasin.learn.matching",
     "ReferenceMatching": "isobasin.alignment.reference",
@@ -28,6 +29,9 @@ _PUBLIC = {
     "load": "isobasin.weights",
     "load_transform": "isobasin.symmetries.transform_file",
     "merge": "isobasin.merging.merge",
+    "Task": "isobasin.tasks.task",
+    "merge_adapters": "isobasin.merging.adapters",
+    "move_adapter": "isobasin.merging.adapters",
     "open_task": "isobasin.tasks.loader",
     "plot_path": "isobasin.report.figures",
     "save_transform": "isobasin.symmetries.transform_file",
@@ -45,13 +49,13 @@ _FURTHER = {
     "JointAlignment": "isobasin.merging.joint_alignment",
     "ModelConfig": "isobasin.model",
     "Symmetry": "isobasin.symmetries.symmetry",
-    "Task": "isobasin.tasks.task",
     "Transformer": "isobasin.model",
     "Verdict": "isobasin.compare.equivalence",
     "normalize": "isobasin.symmetries.normal_form",
     "plot_explain": "isobasin.report.figures",
     "plot_layers": "isobasin.report.figures",
     "plot_plane": "isobasin.report.figures",
+    "plot_similarity": "isobasin.report.figures",
 }
 # Names of version 0.1.
 _OLD = {"Likeness": "DistanceResult", "Many": "JointAlignment"}
@@ -61,12 +65,15 @@ if TYPE_CHECKING:
     from isobasin.alignment.matchers import ActivationMatching as ActivationMatching
     from isobasin.alignment.matchers import WeightMatching as WeightMatching
     from isobasin.alignment.reference import ReferenceMatching as ReferenceMatching
+    from isobasin.checkpoint.adapter import Adapter as Adapter
     from isobasin.compare.canonical import canonical as canonical
     from isobasin.compare.distance import distance as distance
     from isobasin.compare.equivalence import equivalent as equivalent
     from isobasin.compare.fingerprint import fingerprint as fingerprint
     from isobasin.errors import IsobasinError as IsobasinError
     from isobasin.learn.matching import LearnedMatching as LearnedMatching
+    from isobasin.merging.adapters import merge_adapters as merge_adapters
+    from isobasin.merging.adapters import move_adapter as move_adapter
     from isobasin.merging.joint_alignment import align_many as align_many
     from isobasin.merging.merge import merge as merge
     from isobasin.path.evaluation import evaluate_path as evaluate_path
@@ -79,6 +86,7 @@ if TYPE_CHECKING:
     from isobasin.symmetries.transform_file import load_transform as load_transform
     from isobasin.symmetries.transform_file import save_transform as save_transform
     from isobasin.tasks.loader import open_task as open_task
+    from isobasin.tasks.task import Task as Task
     from isobasin.weights import Weights as Weights
     from isobasin.weights import load as load
 

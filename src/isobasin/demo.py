@@ -104,7 +104,7 @@ def run_demo(
     found = pairs["A-B"].alignment
     assert found is not None
     found.transform.apply(b).save(out / "B_aligned", force=force)
-    merge([a, load(out / "B_aligned")], names=["A", "B_aligned"]).save(out / "merged", force=force)
+    merge([a, load(out / "B_aligned")], names=["A", "B_aligned"], align=False).save(out / "merged", force=force)
     on_progress("merging", 1, 1)
     result = path_document(
         pairs,

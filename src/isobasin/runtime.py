@@ -20,6 +20,7 @@ from isobasin.views import trim_heap
 from isobasin.weights import Weights
 
 Inputs = dict[str, Tensor]
+CPU = torch.device("cpu")
 MAX_LOADED_PARAMETERS = 40_000_000  # larger models are streamed: each module's weights are read when it runs
 # Config keys that say how a model is run, and change no output: nothing is generated, and outputs have names.
 PLAIN_RUN = {
@@ -395,7 +396,7 @@ class Runner:
     weights: Weights
     attention: str = "eager"
     cache: bool = False
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @property
     def streamed(self) -> bool:
@@ -415,7 +416,7 @@ class Runner:
         single = is_classifier and self.weights.config.get("pad_token_id") is None
         with torch.no_grad():
             if not self.streamed or single:
-                place = self.device if self.streamed else torch.device("cpu")
+                place = self.device if self.streamed else CPU
                 placed = ({key: x.to(place) for key, x in each.items()} for each in inputs)
                 return [run_module(self.weights, self.module, each)[0].cpu() for each in placed]
             found: dict[int, Tensor] = {}

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -11,28 +12,32 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of
+from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of, resolve
 from isobasin.arch.user_family import use_family, use_listed_families
 from isobasin.checkpoint import (
+    Adapter,
     Checkpoint,
     CheckpointWriter,
+    Companions,
     TensorInfo,
     check_kept,
     dtype_name,
+    find_companions,
     open_checkpoint,
     output_dtype,
     with_dtype,
 )
+from isobasin.display import Shown, Summary
 from isobasin.errors import CheckpointError
 from isobasin.files import Content
-from isobasin.views import ReadOnce, Tensors, View, room
+from isobasin.views import Change, ReadOnce, Tensors, View, room
 
 MEMORY = 2**29  # bytes of the host that a model may take to be read only once
 READERS = 8  # threads that read a model onto an accelerator
 
 
-@dataclass(frozen=True)
-class Weights(Mapping[str, Tensor]):
+@dataclass(frozen=True, repr=False)
+class Weights(Shown, Mapping[str, Tensor]):
     """The tensors of a model by the names of its patterns. Immutable: what changes a model makes a new one.
 
     `changed` names the tensors that are no longer bitwise those of the source, and `exact` says whether
@@ -81,6 +86,19 @@ class Weights(Mapping[str, Tensor]):
             kept[name]
         return replace(self, tensors=kept)
 
+    def summary(self) -> Summary:
+        """Sizes, type, source, and how many tensors were changed."""
+        sizes = self.arch.sizes
+        facts: dict[str, object] = {
+            "sizes": f"{sizes.n_layers} layers, width {sizes.d_model}, {sizes.n_heads} heads",
+            "parameters": f"{self.n_params:,}, {dtype_name(self.dtype)}",
+            "source": self.path or "memory",
+        }
+        if self.changed:
+            rounded = "nothing rounded" if self.exact else "rounded when they are stored"
+            facts["changed"] = f"{len(self.changed)} of {len(self)} tensors, {rounded}"
+        return Summary(f"{self.arch.family} model, {self.arch.positions} positions", facts)
+
     @property
     def family(self) -> Family:
         """The record of its model type."""
@@ -100,6 +118,11 @@ class Weights(Mapping[str, Tensor]):
     def path(self) -> Path | None:
         """The folder it was read from."""
         return self.checkpoint.path if self.checkpoint else None
+
+    @property
+    def companions(self) -> Companions | None:
+        """The files beside the weights that `save` copies, and those that it leaves out."""
+        return find_companions(self.path) if self.path else None
 
     @property
     def n_params(self) -> int:
@@ -163,15 +186,17 @@ class Weights(Mapping[str, Tensor]):
         dtype: str = "auto",
         force: bool = False,
         max_shard_size: int | str = "5GB",
+        trust_remote_code: bool = False,
         inputs: Sequence[Path] = (),
         files: Mapping[Path, Content] | None = None,
         watch: Callable[[str, Tensor | None], None] | None = None,
     ) -> dict[str, torch.dtype]:
         """Write a complete folder, one tensor in memory at a time; gives back the types that were written.
 
-        `inputs` are further folders that must not be overwritten. `files` are written elsewhere, by path, and appear
-        together with the folder. `watch` is shown every tensor, by the name of its
-        pattern, as it is written; None where it is copied.
+        The other files of the model's folder are copied (`companions` lists them, and those that are not copied, with
+        their reasons); Python files and keys that name code only with `trust_remote_code`. `inputs` are further folders
+        that must not be overwritten. `files` are written elsewhere, by path, and appear together with the folder.
+        `watch` is shown every tensor, by the name of its pattern, as it is written; None where it is copied.
         """
         dtypes = self.output_dtypes(dtype)
         source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
@@ -185,6 +210,7 @@ class Weights(Mapping[str, Tensor]):
             inputs=[*([self.path] if self.path else []), *inputs],
             force=force,
             max_shard_size=max_shard_size,
+            trust_remote_code=trust_remote_code,
         ) as writer:
             for disk in writer.order:
                 name = source[disk]
@@ -271,24 +297,24 @@ class _Pretrained(Protocol):
 ModelSource = Weights | str | Path | Mapping[str, Tensor] | _Pretrained
 
 
-def as_weights(source: ModelSource) -> Weights:
-    """A model that is loaded already, or whatever `load` takes."""
-    return source if isinstance(source, Weights) else load(source)
-
-
 def load(
-    source: "str | Path | Mapping[str, Tensor] | _Pretrained",
-    config: Mapping[str, Any] | None = None,
-    *,
-    family: Family | str | Path | None = None,
+    source: ModelSource, config: Mapping[str, Any] | None = None, *, family: Family | str | Path | None = None
 ) -> Weights:
     """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
+    `base+adapter` is a model with a LoRA adapter of PEFT merged into it.
 
-    `family` is one of your own, or a file that defines it; it is then known to every later call.
+    A folder is read when its tensors are asked for. A model in memory, or a dictionary of tensors, is copied to the
+    CPU: what is loaded does not change when training goes on. `family` is one of your own, or a file that defines it;
+    it is then known to every later call.
     """
+    if isinstance(source, Weights):
+        return source
     use_listed_families()
     if family is not None:
         use_family(family)
+    if isinstance(source, str | Path) and "+" in str(source) and not Path(source).exists():
+        base, _, adapter = str(source).rpartition("+")
+        return with_adapter(load(base), Adapter.open(adapter))
     if isinstance(source, str | Path):
         try:
             checkpoint = open_checkpoint(source)
@@ -304,13 +330,37 @@ def load(
         tensors = source
     if config is None:
         raise CheckpointError("a state dict needs its config beside it: load(tensors, config)")
-    return _weights(tensors, config, None)
+    if isinstance(tensors, dict):
+        tensors = _copied(tensors)
+    return _weights(tensors, deepcopy(dict(config)), None)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, in memory of their own; names that share a tensor share its copy."""
+    copies: dict[tuple[object, ...], Tensor] = {}
+    if empty := next((name for name, tensor in tensors.items() if tensor.is_meta), None):
+        raise CheckpointError(
+            f"{empty}: is on the device meta and has no numbers; load the weights into the model first"
+        )
+
+    def copied(tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        if key not in copies:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
+
+    return {name: copied(tensor) for name, tensor in tensors.items()}
 
 
 def _file_tensors(model: Any, family: Family) -> dict[str, Tensor]:
     """The tensors of a model of transformers as its files have them: it may hold several of them as one, and lists a
     tied head, which no file has."""
     tensors = dict(model.state_dict())
+    if adapter := next((name for name in tensors if ".lora_A." in name), None):
+        raise CheckpointError(
+            f"{adapter}: the model holds adapters of PEFT beside its weights; merge them first, with "
+            "`model.merge_and_unload()`, or save the adapter and give base+adapter"
+        )
     head = tensors.get(family.own_head)
     if head is not None and any(t.data_ptr() == head.data_ptr() for n, t in tensors.items() if n != family.own_head):
         del tensors[family.own_head]
@@ -337,6 +387,43 @@ def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint
                 "dequantise or convert the model first"
             )
     return Weights(arch, dict(config), names, _by_pattern(tensors, arch, names), dtypes, checkpoint)
+
+
+def adapted_names(weights: Weights, adapter: Adapter) -> dict[str, str]:
+    """The tensor of a model for each tensor that an adapter changes, `MODULE.weight` or `MODULE.bias`."""
+    wanted = [f"{module}.weight" for module in adapter.modules] + [f"{module}.bias" for module in adapter.biased]
+    places = {disk: name for name, disk in resolve(weights.family, weights.arch, wanted).on_disk.items()}
+    for key in wanted:
+        name = places.get(key)
+        if name is None or name not in weights.arch.tensors or (key != name and weights.arch.tied(name)):
+            raise CheckpointError(
+                f"{key}: the adapter changes this tensor, which is no weight of its own in the {weights.arch.family} "
+                "model; expected an adapter that was made for this architecture"
+            )
+    return {key: places[key] for key in wanted}
+
+
+def with_adapter(weights: Weights, adapter: Adapter) -> Weights:
+    """The model with the adapter merged into its weights, computed when a tensor is read."""
+    names = adapted_names(weights, adapter)
+
+    def changed(module: str, name: str) -> Change:
+        def merged(tensors: Tensors) -> Tensor:
+            base = tensors[name].to("cpu", torch.float64)
+            try:
+                return base + adapter.factors(module).product(tuple(base.shape), adapter.transposed)
+            except CheckpointError as error:
+                raise CheckpointError(f"{module}: {error}; expected an adapter for this model") from error
+
+        return merged
+
+    def replaced(module: str) -> Change:
+        return lambda _: adapter.tensors[f"{module}.bias"].double()
+
+    changes = {names[f"{module}.weight"]: changed(module, names[f"{module}.weight"]) for module in adapter.modules}
+    changes |= {names[f"{module}.bias"]: replaced(module) for module in adapter.biased}
+    tensors: Tensors = View(weights, changes)
+    return replace(weights, tensors=tensors, changed=weights.changed | set(changes), exact=False)
 
 
 def is_tied(weights: Weights) -> bool:

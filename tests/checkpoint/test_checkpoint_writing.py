@@ -168,7 +168,7 @@ def test_sizes_that_are_none(tmp_path, size):
         write(tmp_path / "out", max_shard_size=size)
 
 
-def test_companions_by_allow_list_only(tmp_path):
+def test_usual_companions_are_copied_and_lose_their_code(tmp_path):
     source = make_folder(tmp_path / "source")
     token_map = '{"auto_map": 5, "a": 1}'
     kept = {
@@ -181,7 +181,7 @@ def test_companions_by_allow_list_only(tmp_path):
         "NOTICE.md": "yes",
         "generation_config.json": '{"x":1}',
     }
-    left = ["modeling_x.py", "LICENSE.py", "NOTICE.pkl", "training_args.bin", "pytorch_model.bin", "x.json"]
+    left = ["modeling_x.py", "LICENSE.py", "NOTICE.pkl", "training_args.bin", "pytorch_model.bin"]
     for name, text in {**kept, **dict.fromkeys(left, "no")}.items():
         (source / name).write_text(text)
     (source / "LICENSES").mkdir()

@@ -10,7 +10,8 @@ from isobasin.alignment.candidates import AlignOptions
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.result import Alignment
 from isobasin.alignment.trunk import trunk_pair
-from isobasin.weights import ModelSource, Weights, as_weights
+from isobasin.display import notebook_progress
+from isobasin.weights import ModelSource, Weights, load
 
 
 class Matcher(Protocol):
@@ -35,7 +36,7 @@ def align(
     to: ModelSource,
     matcher: Matcher | None = None,
     dtype: str = "auto",
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     workers: int = 1,
     verify: bool = True,
     only_if_closer: bool = True,
@@ -51,14 +52,15 @@ def align(
     Models that differ only in their heads, or in rows of the vocabulary, are matched on what they share; the transform
     is one of B with its own head, and `left_out` names what took no part.
     """
-    place = device or torch.device("cpu")
-    first, second = as_weights(to), as_weights(b)
+    place = torch.device(device or "cpu")
+    first, second = load(to), load(b)
     if workers == 1:  # others read for themselves
         first, second = first.resident(place), second.resident(place)
     pair = trunk_pair(first, second)
-    options = AlignOptions(dtype, place, workers, verify, only_if_closer, watch)
     chosen = matcher or WeightMatching()
-    if pair is None:
-        return chosen.align(second, first, options)
-    found = chosen.align(pair.b, pair.a, options)
+    with notebook_progress("aligning", watch) as shown:
+        options = AlignOptions(dtype, place, workers, verify, only_if_closer, shown)
+        if pair is None:
+            return chosen.align(second, first, options)
+        found = chosen.align(pair.b, pair.a, options)
     return replace(found, transform=pair.of_whole(found.transform, second), left_out=pair.left_out)

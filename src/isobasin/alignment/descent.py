@@ -90,8 +90,8 @@ def _solve_small(
 def _solve_wide(
     problem: AlignmentProblem, starts: list[dict[str, Element]], sweeps: int, on_sweep: OnSweep
 ) -> SweepState:
-    """The same for models whose every sweep takes minutes: no sweep is done twice, and it ends where one gains less than
-    a thousandth."""
+    """The same for models whose every sweep takes minutes: no sweep is done twice, and the descent ends where one gains
+    less than a thousandth."""
     rough = problem.with_matcher(problem.matcher.rough())
     trials: list[SweepState] = []
     for start in starts:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from isobasin.display import Shown, Summary
 from isobasin.symmetries.transform import Transform
 
 MAX_NAMES = 3  # tensors that a line names
+_DISTANCES = ("distance_before", "distance_after")
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ def _few(names: tuple[str, ...]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-@dataclass(frozen=True)
-class Alignment:
+@dataclass(frozen=True, repr=False)
+class Alignment(Shown):
     """A transform for B, and what it does to the distance from A: in total, and by layer and space."""
 
     transform: Transform = field(repr=False)
@@ -53,6 +55,15 @@ class Alignment:
             "per_layer": list(self.per_layer),
             **self.left_out.to_dict(),
         }
+
+    def summary(self) -> Summary:
+        """The distances in total and by part."""
+        rows = [
+            ("" if row["layer"] is None else row["layer"], row["space"], *(f"{row[key]:.4g}" for key in _DISTANCES))
+            for row in self.per_layer
+        ]
+        facts = {"left out": self.left_out.brief} if self.left_out.brief else {}
+        return Summary(str(self), facts, ("layer", "part", "before", "after"), rows)
 
     def __str__(self) -> str:
         moved = self.max_output_change

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from isobasin.checkpoint.folder import find_folder, find_weights, read_object
+from isobasin.checkpoint.folder import find_folder, find_weights, is_adapter, read_object
 from isobasin.checkpoint.header import (
     SAFETENSORS_NAMES,
     TensorInfo,
@@ -203,6 +203,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a Hugging Face folder, or a hub id through the local cache; no tensor is read yet."""
     folder = find_folder(path)
+    if is_adapter(folder):
+        raise CheckpointError(f"{path} is a LoRA adapter and no model: give it with its base, as base+adapter")
     config = read_object(folder / "config.json")
     for key in _QUANTISED_KEYS:
         if config.get(key) is not None:

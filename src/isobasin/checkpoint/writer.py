@@ -40,7 +40,8 @@ class CheckpointWriter:
     an exception removes it. Tensors are written in any order, each once; `order` is that on disk. All offsets are
     known from the start, so that memory is bounded by the tensor (or block) that is written.
 
-    `companions`: a folder whose tokenizer, licence, ... are copied. `documents`: further text files, by name.
+    `companions`: a folder whose other files (tokenizer, licence, ...) are copied, Python files and keys that name code
+    only with `trust_remote_code`. `documents`: further text files, by name.
     `files`: files elsewhere that appear together with the folder, by path; such as the transform that made it.
     `inputs`: folders that the output must not overlap. `force`: replace a checkpoint that exists at `out`.
     """
@@ -59,6 +60,7 @@ class CheckpointWriter:
         inputs: Sequence[Path] = (),
         force: bool = False,
         max_shard_size: int | str = "5GB",
+        trust_remote_code: bool = False,
     ) -> None:
         # A link to a folder stays, and the folder it leads to is replaced.
         self.path = Path(out).resolve()
@@ -71,12 +73,14 @@ class CheckpointWriter:
         self._documents, self._files = dict(documents or {}), dict(files or {})
         self._written = dict.fromkeys(self._infos, 0)  # numbers
         self._unwritten = set(self._infos)
-        self._config = without_code(dict(config))
+        self._config = dict(config) if trust_remote_code else without_code(dict(config))
         self._inputs = [*inputs, *([companions] if companions is not None else [])]
         self._force = force
         self._folder: AtomicOutput | None = None
         with self._disk_errors():
-            self._companions = find_companions(companions) if companions is not None else []
+            self._companions = None
+            if companions is not None:
+                self._companions = find_companions(companions, trust_remote_code=trust_remote_code)
             check_output(self.path, self._inputs, force=force)
 
     def __enter__(self) -> Self:
@@ -145,13 +149,14 @@ class CheckpointWriter:
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             write_object(folder / "model.safetensors.index.json", index)
         write_object(folder / "config.json", self._config)
-        copy_companions(self._companions, folder)
+        if self._companions is not None:
+            copy_companions(self._companions, folder)
         for name, text in self._documents.items():
             (folder / name).write_text(text, encoding="utf-8")
 
     def _check_space(self) -> None:
         needed = sum(shard.size for shard in self._shards) + _MARGIN
-        needed += sum(file.stat().st_size for file in self._companions)
+        needed += self._companions.n_bytes if self._companions is not None else 0
         free = shutil.disk_usage(self.path.parent).free
         if free < needed:
             raise CheckpointError(
@@ -210,7 +215,7 @@ def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
         raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
     if any(out.iterdir()) and not force:
         raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
-    copied = [file for folder in inputs if folder.is_dir() for file in find_companions(folder)]
+    copied = [find_companions(folder, trust_remote_code=True) for folder in inputs if folder.is_dir()]
     if unknown := find_unknown(out, copied):
         # A typing error (`-o ~ --force`) must not delete a home folder.
         shown = ", ".join(unknown[:_MAX_SHOWN]) + (f" and {n} more" if (n := len(unknown) - _MAX_SHOWN) > 0 else "")
@@ -238,11 +243,11 @@ class Shard:
     offsets: Mapping[str, int]
 
 
-def parse_size(size: int | str) -> int:
+def parse_size(size: int | str, name: str = "max_shard_size") -> int:
     """A number of bytes, given as a number or with a unit, as in Hugging Face."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Z]*)", str(size).strip().upper())
     if match is None or match[2] not in _UNITS or (n_bytes := int(float(match[1]) * _UNITS[match[2]])) < 1:
-        raise CheckpointError(f"max_shard_size {size!r} is not a size: give bytes, or words such as 5GB or 200MB")
+        raise CheckpointError(f"{name} {size!r} is not a size: give bytes, or words such as 5GB or 200MB")
     return n_bytes
 
 

@@ -17,6 +17,7 @@ from isobasin.cli.options import (
     LearnSetup,
     MatchData,
     MatchOptions,
+    MemoryOptions,
     PrintOptions,
     SaveOptions,
     Seed,
@@ -26,10 +27,12 @@ from isobasin.cli.options import (
 from isobasin.cli.output import (
     OnProgress,
     check_outputs,
+    companion_facts,
     emit,
     existing,
     left_out_lines,
     measured_cost,
+    not_copied_lines,
     note,
     progress,
     space_label,
@@ -71,12 +74,13 @@ def align_command(
     reading: DataOptions,
     seed: Seed = 0,
     device: DeviceOptions,
+    memory: MemoryOptions,
     show: PrintOptions,
 ) -> None:
     """Move B next to A without changing what it computes, in A's own gauge."""
     from isobasin.alignment.comparable import check_comparable
     from isobasin.alignment.trunk import trunk_pair
-    from isobasin.weights import load, untied
+    from isobasin.weights import untied
 
     learning = LearnSetup(learn, reading, data) if match.matcher == "learned" else None
     setup = AlignSetup(match, data, seed, learning, workers)
@@ -85,7 +89,7 @@ def align_command(
     with measured_cost() as cost, ExitStack() as until_written:
         place = device.find()
         # Both are untied, since only models of one architecture can be compared.
-        reference, moving = (untied(model) if untie else model for model in map(load, (to, b)))
+        reference, moving = (untied(model) if untie else model for model in map(memory.load, (to, b)))
         # Before data are read. The loss between heads that differ says nothing, so learning needs the same ones.
         if trunk_pair(reference, moving) is None or match.matcher == "learned":
             check_comparable(reference, moving)
@@ -115,6 +119,7 @@ def align_command(
         "model_output_change": model_change,
         **cost,
         **learning_facts(found),
+        **companion_facts(moving.path, save),
         **({"transform": str(save_transform)} if save_transform else {}),
     }
     emit(facts, align_lines(facts), show.json)
@@ -324,6 +329,7 @@ def align_lines(facts: dict[str, Any]) -> list[str]:
         *rows,
         *learning_lines(facts),
         *left_out_lines(facts),
+        *not_copied_lines(facts),
         f"distance  {facts['distance_before']:.4g} → {facts['distance_after']:.4g} of ‖A‖",
         f"largest change of outputs  {moved}",
         f"{facts['output']}: written in {facts['seconds']:.1f} s, {facts['peak_anon_mb'] or facts['peak_rss_mb']} MB",

@@ -20,7 +20,9 @@ from isobasin.cli.options import (
 )
 from isobasin.cli.output import (
     check_outputs,
+    companion_facts,
     emit,
+    not_copied_lines,
     transform_files,
     verified_change,
     write_model,
@@ -65,6 +67,9 @@ def apply_command(
     transform: Annotated[Path, typer.Argument(help="A file written by --save-transform or invert.")],
     model: Model,
     save: SaveOptions,
+    adapter: Annotated[
+        str | None, typer.Option(help="Move this LoRA adapter of MODEL instead, and write an adapter.")
+    ] = None,
     verify: Verify = "auto",
     device: DeviceOptions,
     show: PrintOptions,
@@ -80,6 +85,10 @@ def apply_command(
         loaded.check(symmetry(weights.arch), weights)
     except TransformError as error:
         raise TransformError(f"{transform}: {error}") from error
+    if adapter is not None:
+        facts = _write_moved_adapter(loaded, weights, adapter, save, verify, show)
+        emit(facts, adapter_lines(facts), show.json)
+        return
     check_outputs(save, [weights.path] if weights.path else [])
     facts = _write_moved(loaded, weights, save, device, show, verify)
     emit(facts, moved_lines(facts), show.json)
@@ -124,7 +133,40 @@ def _write_moved(
         "max_output_change": output_change,
         "exact": moved.exact,
         "dtype": dtype,
+        **companion_facts(weights.path, save),
     }
+
+
+def _write_moved_adapter(
+    transform: "Transform", weights: "Weights", source: str, save: SaveOptions, verify: str, show: PrintOptions
+) -> dict[str, Any]:
+    """Write the adapter of the moved model, if both with their adapters have the same outputs."""
+    from isobasin.checkpoint import Adapter
+    from isobasin.checkpoint.adapter import check_adapter_output
+    from isobasin.merging.adapters import move_adapter
+    from isobasin.weights import with_adapter
+
+    adapter, out = Adapter.open(source), save.output.resolve()
+    folders = [path for path in (weights.path, adapter.path) if path]
+    check_adapter_output(out, force=save.force, inputs=folders)
+    moved = move_adapter(transform, adapter, weights)
+    before, after = with_adapter(weights, adapter), with_adapter(transform.apply(weights), moved)
+    change = verified_change(before, after, verify, quiet=show.silent)
+    moved.save(out, force=save.force)
+    facts: dict[str, Any] = {"output": str(save.output), "modules": len(moved.modules), "biases": len(moved.biased)}
+    rank = max(moved.factors(module).rank for module in moved.modules)
+    return facts | {"rank": rank, "max_output_change": change}
+
+
+def adapter_lines(facts: dict[str, Any]) -> list[str]:
+    change = facts["max_output_change"]
+    outputs = "not compared" if change is None else f"changed by at most {change:.1e}, in float32"
+    biases = f", and {facts['biases']} biases" if facts["biases"] else ""
+    size = f"{facts['modules']} modules of rank {facts['rank']}{biases}"
+    return [
+        f"{facts['output']}: the adapter for the moved model, {size}",
+        f"outputs with the adapters: {outputs}",
+    ]
 
 
 def moved_lines(facts: dict[str, Any]) -> list[str]:
@@ -134,4 +176,5 @@ def moved_lines(facts: dict[str, Any]) -> list[str]:
     return [
         f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}",
         outputs,
+        *not_copied_lines(facts),
     ]

@@ -20,9 +20,11 @@ from isobasin.cli.options import (
 )
 from isobasin.cli.output import (
     check_outputs,
+    companion_facts,
     emit,
     left_out_lines,
     measured_cost,
+    not_copied_lines,
     number,
     progress,
     verified_change,
@@ -68,7 +70,8 @@ def distance_command(
     if plot is not None:
         from isobasin.report.figures import plot_similarity
 
-        facts["plot"] = str(plot_similarity(facts, plot, names=(Path(a).name or "A", Path(b).name or "B")))
+        plot_similarity(facts, plot, names=(Path(a).name or "A", Path(b).name or "B"))
+        facts["plot"] = str(plot)
     emit(facts, distance_lines(facts), show.json)
 
 
@@ -89,8 +92,10 @@ def canonical_command(*, model: Model, save: SaveOptions, verify: Verify = "auto
     if not found.unique:
         lines.append("not unique: a copy of the model may have another canonical point")
         lines += [f"  {doubt}" for doubt in found.doubts]
-    facts = {"output": str(save.output), "dtype": dtype, "unique": found.unique, "max_output_change": change}
-    emit(facts | {"doubts": [doubt.to_dict() for doubt in found.doubts]}, lines, show.json)
+    facts: dict[str, Any] = {"output": str(save.output), "dtype": dtype, "unique": found.unique}
+    facts |= {"max_output_change": change, "doubts": [doubt.to_dict() for doubt in found.doubts]}
+    facts |= companion_facts(weights.path, save)
+    emit(facts, [*lines, *not_copied_lines(facts)], show.json)
 
 
 @with_options

@@ -25,7 +25,17 @@ from isobasin.cli.options import (
     check_choice,
     with_options,
 )
-from isobasin.cli.output import check_outputs, counted, emit, existing, measured_cost, progress, verified_change
+from isobasin.cli.output import (
+    check_outputs,
+    companion_facts,
+    counted,
+    emit,
+    existing,
+    measured_cost,
+    not_copied_lines,
+    progress,
+    verified_change,
+)
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -47,7 +57,7 @@ class RecipeOptions:
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.7,0.3; equal if left out.")] = (
         None
     )
-    method: Annotated[str | None, typer.Option(help="linear (default) or slerp.")] = None
+    method: Annotated[str | None, typer.Option(help="linear (default) or slerp; svd for LoRA adapters.")] = None
     no_align: Annotated[bool, typer.Option("--no-align", help="Average the weights as they are.")] = False
     to: Annotated[str | None, typer.Option(help="Align to the model of this number (0), or to the mean.")] = None
     scope: Annotated[str | None, typer.Option(help="As for `isobasin align`.")] = None
@@ -72,7 +82,12 @@ def merge_command(
     device: DeviceOptions,
     show: PrintOptions,
 ) -> None:
-    """Align models and average them into one; writes a complete folder with a model card."""
+    """Align models and average them into one; writes a complete folder with a model card. LoRA adapters of one base are
+    merged into one adapter."""
+    if _are_adapters(models):
+        facts = _merge_adapters(models, save, options)
+        emit(facts, [facts["summary"], f"{facts['output']}: an adapter for the base of the first"], show.json)
+        return
     from isobasin.merging import merge
     from isobasin.weights import load
 
@@ -96,13 +111,13 @@ def merge_command(
         folders = [folder for folder in (*(model.path for model in loaded), companions) if folder]
         check_outputs(save, [*folders, *existing(data)])
         with progress(quiet=show.silent) as on_progress:
-            how: dict[str, Any] = {}
+            how: dict[str, Any] = {"align": recipe.align}
             if setup and setup.learning:
                 labels = {str(number): model for number, model in enumerate(loaded)}
                 running: dict[str, Any] = {"dtype": "float32", "device": place, "quiet": show.silent}
-                how = {"aligner": setup.aligner(labels, save.output.resolve(), until_written, on_progress, **running)}
+                how |= {"aligner": setup.aligner(labels, save.output.resolve(), until_written, on_progress, **running)}
             elif setup:
-                how = {"matcher": setup.matcher(), "watch": partial(on_progress, setup.title)}
+                how |= {"matcher": setup.matcher(), "watch": partial(on_progress, setup.title)}
             merged = merge(
                 loaded,
                 weights=recipe.weights,
@@ -128,13 +143,41 @@ def merge_command(
                 force=save.force,
                 max_shard_size=save.max_shard_size,
                 companions=companions,
+                trust_remote_code=save.trust_remote_code,
                 watch=counted(on_progress, "writing", len(first) + len(first.names.copies)),
             )
     largest = max((change for change in changes if change is not None), default=None)
     facts = merge_facts(merged, save.output) | {"max_output_change": largest} | cost
     if copied := len(merged.weights.arch.copied_tensors):
         facts["copied"] = copied
+    facts |= companion_facts(companions or loaded[0].path, save)
     emit(facts, merge_lines(facts), show.json)
+
+
+def _are_adapters(models: list[str]) -> bool:
+    """Whether all of these are folders of adapters."""
+    from isobasin.checkpoint.folder import is_adapter
+
+    return len(models) > 1 and all(Path(model).is_dir() and is_adapter(Path(model)) for model in models)
+
+
+def _merge_adapters(models: list[str], save: SaveOptions, options: RecipeOptions) -> dict[str, Any]:
+    from isobasin.checkpoint.adapter import check_adapter_output
+    from isobasin.merging.adapters import merge_adapters
+
+    for name in ("scope", "matcher"):
+        if getattr(options, name):
+            raise IsobasinError(f"--{name}: adapters are aligned in the group of their factors, leave it out")
+    to, out = options.to or "0", save.output.resolve()
+    if not re.fullmatch(r"[0-9]{1,9}", to):
+        raise IsobasinError(f"--to {to!r}: adapters are aligned to one of them, expected its number")
+    check_adapter_output(out, force=save.force, inputs=list(map(Path, models)))
+    weights = None if options.weights is None else _numbers(options.weights)
+    method = options.method or "linear"
+    found = merge_adapters(models, weights=weights, method=method, align=not options.no_align, to=int(to))
+    found.save(out, force=save.force)
+    facts: dict[str, Any] = {"output": str(save.output), "adapters": models, "method": method, "summary": str(found)}
+    return facts | {"error": found.error, "naive_error": found.naive_error, "modules": dict(found.errors)}
 
 
 def _recipe(models: list[str], save: SaveOptions, options: RecipeOptions) -> "MergeRecipe":
@@ -244,6 +287,7 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
         *([other] if facts.get("copied") else []),
         *learned,
         *(f"  {line}" for line in facts.get("notes", [])),
+        *(f"  {line}" for line in not_copied_lines(facts)),
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
         f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB of memory",
     ]

@@ -8,7 +8,7 @@ record: name, type, default and help text are declared once. Nothing heavy is im
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,6 +54,9 @@ class SaveOptions:
     ] = "auto"
     max_shard_size: Annotated[str, typer.Option(help="Largest file to write, such as 5GB or 200MB.")] = "5GB"
     force: Force = False
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Also copy Python files, and the config keys that name code.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,22 @@ class DeviceOptions:
                 f"--device {self.name}: this machine has no such CUDA device; leave it out to use the CPU"
             )
         return device
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """How much of a model may stay in memory."""
+
+    memory: Annotated[
+        str, typer.Option(help="Host memory for one copy of a model; a larger model is read several times.")
+    ] = "512MiB"
+
+    def load(self, source: str) -> "Weights":
+        """A model of which at most this much is kept."""
+        from isobasin.checkpoint import parse_size
+        from isobasin.weights import load
+
+        return replace(load(source), memory=parse_size(self.memory, "--memory"))
 
 
 @dataclass(frozen=True, kw_only=True)

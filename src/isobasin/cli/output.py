@@ -189,6 +189,7 @@ def write_model(
             dtype=save.dtype,
             force=save.force,
             max_shard_size=save.max_shard_size,
+            trust_remote_code=save.trust_remote_code,
             inputs=inputs,
             files=files,
             watch=watch,
@@ -234,6 +235,22 @@ def _anonymous_kb() -> int:
             return next(int(line.split()[1]) for line in status if line.startswith("RssAnon:"))
     except (OSError, StopIteration):
         return 0
+
+
+def companion_facts(folder: Path | None, save: SaveOptions) -> dict[str, Any]:
+    """What JSON adds about files of the model's folder that are not copied; nothing where all are."""
+    from isobasin.checkpoint import find_companions
+
+    found = None if folder is None else find_companions(folder, trust_remote_code=save.trust_remote_code)
+    return {"not_copied": dict(found.left_out)} if found and found.left_out else {}
+
+
+def not_copied_lines(facts: dict[str, Any]) -> list[str]:
+    """The files that are not copied, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in facts.get("not_copied", {}).items():
+        by_reason.setdefault(reason, []).append(name)
+    return [f"not copied  {', '.join(names)} ({reason})" for reason, names in by_reason.items()]
 
 
 def left_out_lines(facts: dict[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ from isobasin.symmetries.attention import AttentionMatrices, attention_matrices,
 from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
 from isobasin.symmetries.transform import Transform
 from isobasin.views import Tensors
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, load
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,21 @@ class CanonicalPoint:
         return not self.doubts
 
 
-def canonical(weights: Weights) -> Transform:
+def canonical(model: ModelSource) -> Transform:
     """The transform that brings a model to the canonical point of its orbit; one block in memory at a time.
 
     `canonical_point` also says where the point is not unique.
     """
-    return canonical_point(weights).transform
+    return canonical_point(model).transform
 
 
-def canonical_point(weights: Weights) -> CanonicalPoint:
+def canonical_point(source: ModelSource) -> CanonicalPoint:
     """The canonical point of the orbit of a model, and where it is not determined to the precision of the file.
 
     That happens to units or heads with equal sort keys that are not equal, to heads whose rank is not certain, and to a
     stream that tables and layers do not span.
     """
+    weights = load(source)
     model, groups = NormalForm.for_comparison(weights), symmetry(weights.arch).groups
     frames = stream_frames(model)
     elements: dict[str, Element] = {name: found.element for name, found in frames.items()}

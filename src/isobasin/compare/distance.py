@@ -24,6 +24,7 @@ from isobasin.alignment.result import LeftOut
 from isobasin.alignment.trunk import trunk_pair
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.compare.stream_frame import tables
+from isobasin.display import Shown, Summary, notebook_progress
 from isobasin.errors import ArchitectureError, IsobasinError
 from isobasin.groups import Element, Group, Overlap, Permutation, SignedPermutation
 from isobasin.symmetries import group_of, symmetry
@@ -31,7 +32,7 @@ from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.normal_form import NormalForm, block_tensors
 from isobasin.symmetries.transform import Transform
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 NULL_SAMPLES = 8
 LARGE = 2**20  # weights of models whose unrelated models are compared in float32
@@ -346,8 +347,8 @@ class NullDistribution:
         return {"draws": len(self.scores), "seed": self.seed, "quantiles": quantiles, "largest": self.largest}
 
 
-@dataclass(frozen=True)
-class DistanceResult:
+@dataclass(frozen=True, repr=False)
+class DistanceResult(Shown):
     """`score`: 1 for the same orbit, about 0 for unrelated models; `null` holds the scores of unrelated models.
 
     `distance` is ‖A − gB‖/‖A‖ in balanced form, `naive` the same for the weights as they are stored.
@@ -368,6 +369,20 @@ class DistanceResult:
         An unrelated model would exceed the largest of eight alone with probability 1/9. One sample decides nothing.
         """
         return len(self.null.scores) > 1 and self.score > 2 * self.null.largest - min(self.null.scores)
+
+    def summary(self) -> Summary:
+        """The distances and scores of all parts."""
+        rows = [
+            (
+                row["space"],
+                "" if row["layer"] is None else row["layer"],
+                "–" if row["naive"] is None else f"{row['naive']:.4g}",
+                f"{row['distance']:.4g}",
+                f"{row['score']:.4f}",
+            )
+            for row in self.per_layer
+        ]
+        return Summary(str(self), {}, ("part", "layer", "as stored", "distance", "score"), rows)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin distance`."""
@@ -391,13 +406,13 @@ class DistanceResult:
 
 
 def distance(
-    a: Weights,
-    b: Weights,
+    a: ModelSource,
+    b: ModelSource,
     *,
     layers: bool | None = None,
     null_samples: int = NULL_SAMPLES,
     seed: int = 0,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> DistanceResult:
     """Distance modulo symmetry, block by block, with a score and the scores of `null_samples` unrelated models.
@@ -413,8 +428,20 @@ def distance(
         raise IsobasinError(
             f"{null_samples} null samples: expected at least 1, the scores of unrelated models come from them"
         )
-    place = device or torch.device("cpu")
-    a, b = a.resident(place), b.resident(place)
+    place = torch.device(device or "cpu")
+    with notebook_progress("comparing", watch) as shown:
+        return _distance(load(a).resident(place), load(b).resident(place), layers, null_samples, seed, place, shown)
+
+
+def _distance(
+    a: Weights,
+    b: Weights,
+    layers: bool | None,
+    null_samples: int,
+    seed: int,
+    place: torch.device,
+    watch: Callable[[int, int], None] | None,
+) -> DistanceResult:
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     trunk = trunk_pair(a, b, largest_group=True) if same_depth else None
     if trunk is None:

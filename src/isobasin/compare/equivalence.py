@@ -39,6 +39,7 @@ from isobasin.compare.residual import (
     sufficient_precision,
 )
 from isobasin.config_keys import differing_settings
+from isobasin.display import Shown, Summary, notebook_steps
 from isobasin.errors import ArchitectureError, TransformError
 from isobasin.groups import Element
 from isobasin.rounding import dtype_named, perturbed, rounding_units
@@ -48,7 +49,7 @@ from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64
-from isobasin.weights import Weights, is_tied, untied
+from isobasin.weights import ModelSource, Weights, is_tied, load, untied
 
 # Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
 # 0 between copies, about 1 between unrelated models.
@@ -91,8 +92,8 @@ class TransformEvidence:
         return {name: rows for r in self.residuals for name, rows in r.lines.items()}
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, repr=False)
+class Verdict(Shown):
     """`same`, `different` or `undecided`, with the reason and the evidence; prints as one sentence."""
 
     answer: Answer
@@ -116,6 +117,16 @@ class Verdict:
     def largest_residual(self) -> Residual | None:
         """The space with the largest residual, where the models do not agree."""
         return None if self.evidence.fits else self.evidence.worst
+
+    def summary(self) -> Summary:
+        """The answer, its reason, and the parts with the largest residuals."""
+        worst = sorted(self.evidence.residuals, key=lambda r: -r.excess)
+        rows = [
+            ("" if r.layer is None else r.layer, r.kind, r.tensor, f"{r.ratio:.2g}", f"{r.allowed:.2g}") for r in worst
+        ]
+        facts: dict[str, object] = {"reason": self.reason, "precision": self.precision, "inputs": self.n_inputs}
+        columns = ("layer", "part", "worst tensor", "residual / rounding", "allowed")
+        return Summary(self.answer, facts, columns, rows)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin equal`."""
@@ -154,12 +165,12 @@ class Verdict:
 
 
 def equivalent(
-    a: Weights,
-    b: Weights,
+    a: ModelSource,
+    b: ModelSource,
     *,
     precision: str = "stored",
     seed: int = 0,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     watch: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Whether two models of one family compute the same function, up to the rounding of their stored types.
@@ -172,14 +183,20 @@ def equivalent(
     the same if a transform brings that of B to that of A, and inner products of the hidden states agree. `left_out` of
     the verdict names the rest.
     """
-    report = watch or (lambda text: None)
+    with notebook_steps(watch) as shown:
+        report = shown or (lambda text: None)
+        return _equivalent(load(a), load(b), precision, seed, torch.device(device or "cpu"), report)
+
+
+def _equivalent(
+    a: Weights, b: Weights, precision: str, seed: int, device: torch.device, report: Callable[[str], None]
+) -> Verdict:
     if precision != "stored":
         dtype_named(precision)
-    device = device or torch.device("cpu")
     a, b = a.resident(device), b.resident(device)
     trunk = _trunk(a, b)
     if trunk is not None and not trunk.heads:
-        found = equivalent(trunk.a, trunk.b, precision=precision, seed=seed, device=device, watch=watch)
+        found = _equivalent(trunk.a, trunk.b, precision, seed, device, report)
         return about_shared(found, trunk)
     if trunk is None:
         _check_same_task(a, b)

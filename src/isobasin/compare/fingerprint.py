@@ -27,12 +27,13 @@ from isobasin.compare.canonical import pair_weights
 from isobasin.compare.stream_frame import fixed_numbers, fixed_signs, joint_blocks, stream_rows, tables
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
+from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.views import Tensors, View
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
@@ -50,9 +51,13 @@ _HALF = len(_DIGITS) ** 2 // 2
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """Family, a digest of shapes and settings, and quantised invariants. `str` writes it, `read` parses it."""
+@dataclass(frozen=True, repr=False)
+class Fingerprint(Shown):
+    """Family, a digest of shapes and settings, and quantised invariants. `str` writes it, `read` parses it.
+
+    Copies of a model may round an entry to a neighbouring number, so `==` between fingerprints or between their
+    strings says nothing: `matches` compares them, as `isobasin fingerprint --compare` does.
+    """
 
     family: str
     digest: str
@@ -90,6 +95,11 @@ class Fingerprint:
             return ()
         return tuple(abs(x - y) for x, y in zip(self.entries, other.entries))
 
+    def summary(self) -> Summary:
+        """The string, and how it is compared."""
+        how = "with matches(other), or isobasin fingerprint MODEL --compare; not by =="
+        return Summary(f"fingerprint of a {self.family} model", {"string": str(self), "compare": how})
+
     def matches(self, other: "Fingerprint") -> bool:
         """Whether both can belong to one orbit: the same shape, and no entry more than one quantum away."""
         steps = self.steps(other)
@@ -123,18 +133,18 @@ def compare_fingerprints(x: Fingerprint, y: Fingerprint, errors: Sequence[float]
 
 
 def fingerprint_with_errors(
-    weights: Weights, device: torch.device | None = None
+    model: ModelSource, device: torch.device | None = None
 ) -> tuple[Fingerprint, tuple[float, ...]]:
     """The fingerprint, and how much a usual rounding of every weight of the file changes each entry, in quanta;
     measured."""
-    weights = weights.resident(device or CPU)
+    weights = load(model).resident(device or CPU)
     here, rounded = invariants(weights, device), invariants(_rounded(weights), device)
     return _quantised(weights, here), tuple(((here - rounded).abs() / QUANTUM).tolist())
 
 
-def entry_errors(weights: Weights) -> tuple[float, ...]:
+def entry_errors(model: ModelSource) -> tuple[float, ...]:
     """The errors of `fingerprint_with_errors` alone."""
-    return fingerprint_with_errors(weights)[1]
+    return fingerprint_with_errors(model)[1]
 
 
 def doubts(errors: Sequence[float]) -> list[Doubt]:
@@ -173,10 +183,11 @@ def _rounded(weights: Weights) -> Weights:
     return replace(weights, tensors=View(weights, changes), changed=weights.changed | set(names), exact=False)
 
 
-def fingerprint(weights: Weights, device: torch.device | None = None) -> Fingerprint:
+def fingerprint(model: ModelSource, device: torch.device | str | None = None) -> Fingerprint:
     """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64."""
-    weights = weights.resident(device or CPU)
-    return _quantised(weights, invariants(weights, device))
+    place = torch.device(device or "cpu")
+    weights = load(model).resident(place)
+    return _quantised(weights, invariants(weights, place))
 
 
 def _quantised(weights: Weights, entries: Tensor) -> Fingerprint:

@@ -14,6 +14,7 @@ from torch import Tensor
 from isobasin.errors import ArchitectureError
 from isobasin.rounding import perturbed, rounding_units
 from isobasin.runtime import (
+    CPU,
     Inputs,
     Runner,
     max_length,
@@ -186,7 +187,7 @@ class OutputComparison:
     attention: str = "eager"
     cache: bool = False
     products_of: int = 0
-    device: torch.device = torch.device("cpu")  # where large models run
+    device: torch.device = CPU  # where large models run
 
     @property
     def streamed(self) -> bool:

@@ -58,7 +58,7 @@ class Face(Element):
         return self.factor.precision
 
     @cached_property
-    def is_identity(self) -> bool:  # type: ignore[override]
+    def is_identity(self) -> bool:
         return self.factor.is_identity and bool((self.index == torch.arange(len(self.index))).all())
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
@@ -164,7 +164,7 @@ class Heads(Group):
     permute: bool = True
 
     @property
-    def n(self) -> int:  # type: ignore[override]
+    def n(self) -> int:
         return self.n_kv * (self.qk.n + self.vo.n)
 
     def __str__(self) -> str:

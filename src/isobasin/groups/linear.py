@@ -66,7 +66,7 @@ class Matrix(Element):
         return {"matrix": self.value}
 
     @cached_property
-    def is_identity(self) -> bool:  # type: ignore[override]
+    def is_identity(self) -> bool:
         return torch.equal(self.value, _eye_like(self.value))
 
     def act_in_type(self, x: Tensor, axis: int = -1, *, dual: bool = False) -> Tensor:

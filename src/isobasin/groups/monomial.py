@@ -58,7 +58,7 @@ class Monomial(Element):
         return {"index": self.index, "scale": self.scale}
 
     @cached_property
-    def exact(self) -> bool:  # type: ignore[override]
+    def exact(self) -> bool:
         return bool((self.scale.abs() == 1).all())
 
     @cached_property
@@ -66,7 +66,7 @@ class Monomial(Element):
         return torch.equal(self.index, torch.arange(self.n))
 
     @cached_property
-    def is_identity(self) -> bool:  # type: ignore[override]
+    def is_identity(self) -> bool:
         return self._keeps_places and bool((self.scale == 1).all())
 
     def act(self, x: Tensor, axis: int = -1) -> Tensor:

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from isobasin.alignment.align import Matcher, align
 from isobasin.alignment.comparable import check_comparable
+from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.result import Alignment
 from isobasin.alignment.trunk import trunk_pair
+from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.merging.recipe import MAX_ROUNDS, check_reference
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import Transform, Value
 from isobasin.views import AsFloat64, Change, View
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 MIN_DECREASE = 1e-6  # the rounds end with one that lowers the objective by a smaller share
 ROUNDING = 1e-12  # an objective below this share of ‖mean‖² is rounding error
@@ -37,8 +39,8 @@ class Distance:
     after: float
 
 
-@dataclass(frozen=True)
-class JointAlignment:
+@dataclass(frozen=True, repr=False)
+class JointAlignment(Shown):
     """Models, and the transform of each into the common frame; the identity for a model that stays.
 
     `history` is the objective Σᵢ ‖Tᵢθᵢ − mean‖² after each round, empty if the frame is that of one model.
@@ -52,6 +54,11 @@ class JointAlignment:
     alignments: tuple[Alignment | None, ...] = ()
     device: torch.device | None = None
     scope: str | None = None
+
+    def summary(self) -> Summary:
+        """The distance of every model from the common frame."""
+        rows = [(i, f"{d.before:.4g}", f"{d.after:.4g}") for i, d in enumerate(self.distances)]
+        return Summary(str(self), {"scope": self.scope or "given"}, ("model", "before", "after"), rows)
 
     @property
     def rounds(self) -> int:
@@ -116,56 +123,56 @@ def _cut(value: Value, rows: int) -> Value:
 
 
 def align_many(
-    models: Sequence[Weights],
+    models: Sequence[ModelSource],
     *,
     matcher: Matcher | None = None,
     to: int | str = 0,
     rounds: int = MAX_ROUNDS,
     aligner: Aligner | None = None,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> JointAlignment:
     """Align every model to model `to`, or (`to="mean"`) all but the first to the mean of all, at most `rounds` times.
 
-    An `aligner`, a function of (moving, reference), replaces matcher and `align`; it can not align to a mean. Models
-    and mean are read tensor by tensor; models of up to 2²⁷ numbers together (1 GB in float64) are held in memory during
-    the alignment to a mean.
+    The matcher is `WeightMatching()` unless given. An `aligner`, a function of (moving, reference), replaces matcher
+    and `align`; it can not align to a mean. Models and mean are read tensor by tensor; models of up to 2²⁷ numbers
+    together (1 GB in float64) are held in memory during the alignment to a mean.
     """
-    models = tuple(models)
-    if len(models) < 2:
-        raise IsobasinError(f"{len(models)} model to align: expected two or more")
-    check_reference(to, len(models))
+    given, place = tuple(map(load, models)), None if device is None else torch.device(device)
+    if len(given) < 2:
+        raise IsobasinError(f"{len(given)} model to align: expected two or more")
+    check_reference(to, len(given))
     if rounds < 1:
         raise IsobasinError(f"rounds {rounds}: expected 1 or more")
-    if (matcher is None) == (aligner is None):
-        raise IsobasinError("align_many takes a matcher or an aligner, expected one of the two")
+    if matcher is not None and aligner is not None:
+        raise IsobasinError("align_many: a matcher and an aligner are given, expected at most one of the two")
     if aligner is not None and to == "mean":
         raise IsobasinError(
             "align to the mean: what lowers losses need not come nearer, and a mean needs that; give a model's number"
         )
-    for model in models[1:]:
-        if to == "mean" or trunk_pair(models[0], model) is None:  # a mean needs all tensors of all models
-            check_comparable(models[0], model)
+    for model in given[1:]:
+        if to == "mean" or trunk_pair(given[0], model) is None:  # a mean needs all tensors of all models
+            check_comparable(given[0], model)
     reference = to if isinstance(to, int) else 0
+    chosen = matcher or (WeightMatching() if aligner is None else None)
     matchers = [
-        None if i == reference or matcher is None else matcher.prepared(models[reference], m)
-        for i, m in enumerate(models)
+        None if i == reference or chosen is None else chosen.prepared(given[reference], m) for i, m in enumerate(given)
     ]
 
     def align_one(i: int, moving: Weights, target: Weights) -> Alignment:
-        chosen = matchers[i]
-        if chosen is None:
+        prepared = matchers[i]
+        if prepared is None:
             assert aligner is not None
             return aligner(moving, target)
-        return align(moving, to=target, matcher=chosen, device=device, watch=watch)
+        return align(moving, to=target, matcher=prepared, device=place, watch=watch)
 
-    found = [None if i == reference else align_one(i, m, models[reference]) for i, m in enumerate(models)]
+    found = [None if i == reference else align_one(i, m, given[reference]) for i, m in enumerate(given)]
     aligned = JointAlignment(
-        models,
-        tuple(_identity(m) if a is None else a.transform for a, m in zip(found, models)),
+        given,
+        tuple(_identity(m) if a is None else a.transform for a, m in zip(found, given)),
         tuple(Distance(0.0, 0.0) if a is None else Distance(a.distance_before, a.distance_after) for a in found),
         alignments=tuple(found),
-        device=device,
+        device=place,
         scope=next((m.scope for m in matchers if m is not None), None),
     )
     return _to_mean(aligned, matchers, align_one, rounds) if to == "mean" else aligned

@@ -14,11 +14,12 @@ from isobasin import __version__
 from isobasin.alignment.trunk import trunk_pair
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
 from isobasin.checkpoint.folder import MADE_WITH, MODEL_CARD
+from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.merging.average import BLOCK_BYTES, Linear, MergedTensor, write_merged
 from isobasin.merging.recipe import MAX_ROUNDS, MergeRecipe
 from isobasin.views import Change, View
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 # Alignment needs scipy; a merge without alignment does not import it, and starts sooner.
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class SharedTensors:
         return (*kept, *(f"Left out of model {i}: {', '.join(names)}." for i, names in enumerate(others, 1) if names))
 
 
-@dataclass(frozen=True)
-class MergeResult:
+@dataclass(frozen=True, repr=False)
+class MergeResult(Shown):
     """A merge that is computed when it is read or saved.
 
     `models` are the inputs as they are combined (after alignment), `distances` the distance of each from its reference
@@ -84,6 +85,16 @@ class MergeResult:
             return f"{how}, not aligned"
         pairs = ", ".join(f"{d.before:.4g} → {d.after:.4g}" for d in self.distances)
         return f"{how}, distances {pairs}"
+
+    def summary(self) -> Summary:
+        """What was mixed, how far apart it was, and what was left out."""
+        distances = self.distances or [None] * len(self.models)
+        rows = [
+            (name, f"{share:.4g}", *(("–", "–") if d is None else (f"{d.before:.4g}", f"{d.after:.4g}")))
+            for name, share, d in zip(self.recipe.models, self.recipe.shares, distances)
+        ]
+        facts = {"not averaged": " ".join(self.shared.lines)} if self.shared else {}
+        return Summary(str(self), facts, ("model", "weight", "before", "after"), rows)
 
     @cached_property
     def dtypes(self) -> dict[str, torch.dtype]:
@@ -139,13 +150,14 @@ class MergeResult:
         force: bool = False,
         max_shard_size: int | str = "5GB",
         companions: Path | None = None,
+        trust_remote_code: bool = False,
         block_bytes: int = BLOCK_BYTES,
         watch: Callable[[str], None] | None = None,
     ) -> None:
         """Write a complete folder with a model card; a few blocks are in memory at a time.
 
-        `companions` is the folder that tokenizer and licence are copied from, by default that of the first model.
-        `watch` is called after each tensor.
+        `companions` is the folder that all other files are copied from, by default that of the first model; Python
+        files and keys that name code only with `trust_remote_code`. `watch` is called after each tensor.
         """
         first = self.models[0]
         names = {disk: name for name, disk in first.names.on_disk.items()} | dict(first.names.copies)
@@ -159,13 +171,15 @@ class MergeResult:
             inputs=[model.path for model in self.models if model.path],
             force=force,
             max_shard_size=max_shard_size,
+            trust_remote_code=trust_remote_code,
         ) as writer:
             write_merged(writer, tensors, self.recipe.arithmetic(), block_bytes=block_bytes, watch=watch)
 
 
 def merge(
-    models: Sequence[Weights],
+    models: Sequence[ModelSource],
     *,
+    align: bool = True,
     weights: Sequence[float] | None = None,
     method: str = "linear",
     normalize: bool = True,
@@ -175,7 +189,7 @@ def merge(
     aligner: "Aligner | None" = None,
     to: int | str = 0,
     rounds: int = MAX_ROUNDS,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     names: Sequence[str] | None = None,
     matcher_name: str | None = None,
     tokenizer_source: str | None = None,
@@ -183,36 +197,50 @@ def merge(
 ) -> MergeResult:
     """Average models of one architecture (`linear`), or interpolate between two on the great circle (`slerp`).
 
-    With a `matcher` or an `aligner` every model is first aligned to model `to`, or to the common mean (`to="mean"`, at
-    most `rounds` times), see `align_many`. Without either they are merged as they are. `weights` are equal if not given
+    >>> merge([a, b]).save("path/to/merged")  # doctest: +SKIP
+
+    Every model is first aligned to model `to`, or to the common mean (`to="mean"`, at most `rounds` times), by the
+    `matcher` (`WeightMatching()` unless given) or the `aligner`, see `align_many`. With `align=False` the models are
+    mixed as they are. `weights` are equal if not given
     and are divided by their sum; slerp takes `t`, or the share of the second weight. `dtype` is the type that stored
     numbers are first rounded to and that the merge is written in; without it each tensor has the widest of its types.
     `names` are the names of the models in the model card. Where heads or rows of the vocabulary differ, what all models
     share is averaged, and everything else is that of the first.
     """
-    models = tuple(models)
+    given = tuple(map(load, models))
+    if not align and (matcher is not None or aligner is not None):
+        raise IsobasinError("merge: align=False, but a matcher or an aligner is given; leave one of them out")
     recipe = MergeRecipe(
-        models=tuple(names or (str(model.path or f"model {i}, in memory") for i, model in enumerate(models))),
+        models=tuple(names or (_name_of(source, i) for i, source in enumerate(models))),
         weights=None if weights is None else tuple(map(float, weights)),
         method=method,
         t=t,
         normalize=normalize,
         dtype=None if dtype == "keep" else dtype,
         to=to,
-        align=matcher is not None or aligner is not None,
+        align=align,
         tokenizer_source=tokenizer_source,
     )
-    if len(recipe.models) != len(models):
-        raise IsobasinError(f"{len(models)} models and {len(recipe.models)} names: expected one name for each model")
-    shared = SharedTensors.of(models)
-    if not recipe.align:
-        return MergeResult(models, recipe, shared=shared)
+    if len(recipe.models) != len(given):
+        raise IsobasinError(f"{len(given)} models and {len(recipe.models)} names: expected one name for each model")
+    shared = SharedTensors.of(given)
+    if not align:
+        return MergeResult(given, recipe, shared=shared)
     from isobasin.merging.joint_alignment import align_many
 
-    found = align_many(models, matcher=matcher, to=to, rounds=rounds, aligner=aligner, device=device, watch=watch)
-    name = matcher_name or ("given" if matcher is None else type(matcher).__name__)
+    found = align_many(given, matcher=matcher, to=to, rounds=rounds, aligner=aligner, device=device, watch=watch)
+    default = "weights" if aligner is None else "given"
+    name = matcher_name or (default if matcher is None else type(matcher).__name__)
     recipe = replace(recipe, scope=found.scope, matcher=name)
     return MergeResult(found.transported, recipe, found.alignments, found.distances, found.rounds, shared)
+
+
+def _name_of(source: ModelSource, number: int) -> str:
+    """The name of a model in the card: the path or hub id it was given by, or its folder."""
+    if isinstance(source, str | Path):
+        return str(source)
+    path = source.path if isinstance(source, Weights) else None
+    return str(path or f"model {number}, in memory")
 
 
 def model_card(

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isobasin.display import Shown, Summary
+
 RISING = ("accuracy",)  # metrics of which more is better
 # Two models are linearly connected if the loss barrier is at most so many nats, or such a share of the naive barrier.
 CONNECTED_NATS = 0.02
@@ -62,8 +64,8 @@ def is_connected(height: float | None, naive: float | None) -> bool | None:
     return height <= CONNECTED_NATS or (naive is not None and height <= CONNECTED_SHARE * naive)
 
 
-@dataclass(frozen=True)
-class Curve:
+@dataclass(frozen=True, repr=False)
+class Curve(Shown):
     """Every metric at every λ, 0 at A and 1 at B."""
 
     lambdas: tuple[float, ...]
@@ -88,6 +90,16 @@ class Curve:
             for lam, value in zip(self.lambdas, values)
             if not math.isfinite(value)
         ]
+
+    def summary(self) -> Summary:
+        """Ends, midpoint and barrier of every metric."""
+        middle = midpoint(self.lambdas)
+        rows = [
+            (name, *(f"{values[k]:.4g}" for k in (0, middle, -1)), str(self.barriers[name]))
+            for name, values in self.metrics.items()
+        ]
+        title = f"straight line from A to B, {len(self.lambdas)} points"
+        return Summary(title, {}, ("metric", "A", "midpoint", "B", "barrier"), rows)
 
     def at(self, lambdas: Sequence[float]) -> "Curve":
         """The curve at some of its points only."""

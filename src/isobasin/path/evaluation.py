@@ -8,20 +8,25 @@ are then evaluated one after the other; larger data are read in parts, and each 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isobasin.alignment.comparable import check_comparable
+from isobasin.display import notebook_progress
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.path.barrier import Curve, grid
 from isobasin.runtime import logits, module_of, separate_places
-from isobasin.tasks import Batch, Task
+from isobasin.tasks import Batch, Task, open_task
 from isobasin.tasks.task import MetricSums
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 Watch = Callable[[int, int], None]  # (number done, number in total)
+# A loss of one's own: a module at its present weights → the loss, or several metrics with `loss` among them.
+Loss = Callable[[nn.Module], "float | Tensor | Mapping[str, float | Tensor]"]
 MEMORY = 2**31  # bytes
 _ALIGNMENT = 64  # floats: vector instructions and matrix kernels are fastest on parameters that start at multiples
 
@@ -155,22 +160,72 @@ def curve_of(lambdas: Sequence[float], sums: Iterable[MetricSums], task: Task) -
 
 
 def evaluate_path(
-    a: Weights,
-    b: Weights,
-    task: Task,
+    a: ModelSource,
+    b: ModelSource,
+    task: Task | Loss | Path | str | None = None,
     *,
+    loss: Loss | None = None,
     n_points: int = 25,
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     memory: int = MEMORY,
     cache: ResumeStore | None = None,
     watch: Watch | None = None,
 ) -> Curve:
     """Every metric of the task at (1−λ)·a + λ·b, interpolated in float32; the ends are exactly the two models.
 
+    >>> evaluate_path(a, b, "test.txt").barrier  # doctest: +SKIP
+    >>> evaluate_path(a, b, loss=lambda model: model(input_ids=ids, labels=ids).loss)  # doctest: +SKIP
+
+    `task` is a `Task`, or a file or folder of data as for `open_task`. Instead of it, `loss` is a function of the torch
+    module at a point (a model of transformers, or our own `Transformer`): it returns the loss, or a mapping of metrics
+    with `loss` among them. Any two models of one architecture that can be built have a path, with or without a head.
+
     `memory` is the number of bytes of data that may be held in memory. `cache` keeps the sums of evaluated points.
     `watch(done, total)` is called after each point.
     """
-    check_comparable(a, b)
-    model = FlatModel.of(a, device)
-    start, end = model.buffer.clone(), model.vector(b)
-    return evaluate_line(model, start, end, task, grid(n_points), name="", memory=memory, cache=cache, watch=watch)
+    first, second, place = load(a), load(b), None if device is None else torch.device(device)
+    check_comparable(first, second)
+    if (task is None) == (loss is None):
+        raise IsobasinError("evaluate_path: expected one of a task (or data) and a loss, a function of the module")
+    measured = loss if task is None else open_task(task, [first, second]) if isinstance(task, str | Path) else task
+    model = FlatModel.of(first, place)
+    start, end, lambdas = model.buffer.clone(), model.vector(second), grid(n_points)
+    with notebook_progress("measuring the path", watch) as shown:
+        if isinstance(measured, Task):
+            line = model, start, end, measured, lambdas
+            return evaluate_line(*line, name="", memory=memory, cache=cache, watch=shown)
+        assert measured is not None
+        return _line_of_loss(model, start, end, measured, lambdas, shown)
+
+
+def _line_of_loss(
+    model: FlatModel, start: Tensor, end: Tensor, loss: Loss, lambdas: Sequence[float], watch: Watch | None
+) -> Curve:
+    """The metrics that a function returns for the module at each point."""
+    rows: list[dict[str, float]] = []
+    with torch.no_grad():
+        for done, lam in enumerate(lambdas, 1):
+            torch.lerp(start, end, lam, out=model.buffer)
+            rows.append(_metrics(loss(model.module)))
+            if rows[-1].keys() != rows[0].keys():
+                raise IsobasinError(
+                    f"loss: metrics {', '.join(rows[-1])} at λ = {lam:.3g}, and {', '.join(rows[0])} at 0; expected "
+                    "the same at every point"
+                )
+            if watch:
+                watch(done, len(lambdas))
+    return Curve(tuple(lambdas), {name: tuple(row[name] for row in rows) for name in rows[0]})
+
+
+def _metrics(returned: object) -> dict[str, float]:
+    """What a loss function returned, as plain numbers."""
+    values: Mapping[Any, Any] = returned if isinstance(returned, Mapping) else {"loss": returned}
+    try:
+        found = {str(name): float(value) for name, value in values.items()}
+    except (TypeError, ValueError, RuntimeError) as error:  # no number; a tensor of several numbers
+        raise IsobasinError(
+            f"loss: returned {type(returned).__name__} ({error!s:.100}), expected a number or numbers by name"
+        ) from error
+    if "loss" not in found:
+        raise IsobasinError(f"loss: returned {', '.join(found) or 'nothing'}, expected `loss` among the metrics")
+    return found

@@ -1,4 +1,4 @@
-"""Figures for papers: PNG, SVG or PDF by the ending of the file name. matplotlib is imported on use.
+"""Figures for papers: matplotlib figures, and PNG, SVG or PDF files by the ending of the name.
 
 Colours are those of Okabe and Ito, which readers with the common forms of colour blindness can tell apart. The naive
 path is grey in every figure.
@@ -10,7 +10,11 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file
@@ -18,6 +22,7 @@ from isobasin.report import text
 from isobasin.report.result import (
     METRICS,
     SAND,
+    HasResult,
     LossPlane,
     ModelInfo,
     PairResult,
@@ -31,10 +36,6 @@ from isobasin.report.result import (
     read_result,
 )
 from isobasin.report.text import Number, short
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 INK, MUTED, GRID = "#222222", "#666666", "#ececec"
 BLUE, GREEN, ORANGE, PURPLE, YELLOW = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00"
@@ -69,13 +70,20 @@ _STYLE: Any = {
     "svg.hashsalt": "isobasin",
 }
 
-Draw = Callable[["Figure"], None]
+Draw = Callable[[Figure], None]
 Size = tuple[float, float]  # width and height in inches
 _CLIP = re.compile(rb'(?<=id=")p[0-9a-f]{10}(?=")|(?<=url\(#)p[0-9a-f]{10}(?=\))')
 _LONG_DECIMAL = re.compile(rb"\b[1-9]\d*\.\d{4,}\b")
 
 
-def save_figure(paths: Sequence[Path], size: Size, draw: Draw, *, dpi: int = 200) -> list[Path]:
+class ShownFigure(Figure):
+    """A figure that a notebook shows where it is the value of a cell, with or without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        return _encode(self, "png")
+
+
+def new_figure(paths: Sequence[Path], size: Size, draw: Draw, *, dpi: int = 200) -> Figure:
     """Draw once on a new figure and write it to each path, by the ending of its name; older files are replaced.
 
     The user's own matplotlib settings neither change the figure nor are changed by it.
@@ -84,23 +92,24 @@ def save_figure(paths: Sequence[Path], size: Size, draw: Draw, *, dpi: int = 200
         if path.suffix.lower() not in SUFFIXES:
             raise IsobasinError(f"{path}: no kind of picture is known by {path.suffix!r}, expected .png, .svg or .pdf")
         check_output_file(path, force=True)
-    import matplotlib
-    from matplotlib.figure import Figure
-
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         # A name may hold letters that the font does not have; matplotlib then draws a box.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*missing")
-        figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+        figure = ShownFigure(figsize=size, dpi=dpi, layout="constrained")
         draw(figure)
         made = [_encode(figure, path.suffix.lower().removeprefix(".")) for path in paths]
     for path, data in zip(paths, made):
         atomic_write(path, data)
-    return list(paths)
+    return figure
 
 
-def _encode(figure: "Figure", kind: str) -> bytes:
+def _places(out: str | Path | None) -> list[Path]:
+    return [] if out is None else [Path(out)]
+
+
+def _encode(figure: Figure, kind: str) -> bytes:
     # Without a date the same result gives the same file.
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     data = io.BytesIO()
@@ -125,7 +134,7 @@ def _number_clips(svg: bytes) -> bytes:
     return _CLIP.sub(lambda found: names.setdefault(found[0], b"clip%d" % len(names)), svg)
 
 
-def add_caption(figure: "Figure", title: str, *parts: str) -> None:
+def add_caption(figure: Figure, title: str, *parts: str) -> None:
     """A title, and under it in grey the parts that are not empty."""
     engine = figure.get_layout_engine()
     height = figure.get_figheight()
@@ -137,7 +146,7 @@ def add_caption(figure: "Figure", title: str, *parts: str) -> None:
     figure.text(0.02, 1 - 0.34 / height, below, fontsize=9, color=MUTED, va="top")
 
 
-def add_legend(figure: "Figure", axes: "Axes") -> None:
+def add_legend(figure: Figure, axes: Axes) -> None:
     """Under the panels, in as many columns as fit; the straight line between the ends comes last."""
     found = sorted(zip(*axes.get_legend_handles_labels()), key=lambda entry: entry[1] == CHORD)
     if found:
@@ -146,17 +155,17 @@ def add_legend(figure: "Figure", axes: "Axes") -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
 
 
-def add_grid(axes: "Axes") -> None:
+def add_grid(axes: Axes) -> None:
     axes.grid(axis="y", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
 
 
-def set_lambda_axis(axes: "Axes", ticks: Sequence[float], margin: float) -> None:
+def set_lambda_axis(axes: Axes, ticks: Sequence[float], margin: float) -> None:
     axes.set_xlim(-margin, 1 + margin)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
-def add_chord(axes: "Axes", ends: Sequence[float], **options: Any) -> None:
+def add_chord(axes: Axes, ends: Sequence[float], **options: Any) -> None:
     """The thin dashed line between the values at the ends."""
     axes.plot([0, 1], ends, color=INK, lw=0.8, ls=DASHES, **options)
 
@@ -171,7 +180,7 @@ def metric_scale(metric: str) -> float:
 
 
 def add_bars(
-    axes: "Axes", i: int, n: int, shares: Sequence[Number], words: Sequence[str | None], *, label: str, colour: str,
+    axes: Axes, i: int, n: int, shares: Sequence[Number], words: Sequence[str | None], *, label: str, colour: str,
     text_colour: str, thickness: float,
 ) -> None:  # fmt: skip
     """The i-th of n bars in each row, with its words beside it; together they fill `thickness` of the row."""
@@ -188,7 +197,7 @@ def add_bars(
             )  # fmt: skip
 
 
-def set_bar_axes(axes: "Axes", names: Sequence[str], *, edge: float, margin: float, fontsize: float) -> None:
+def set_bar_axes(axes: Axes, names: Sequence[str], *, edge: float, margin: float, fontsize: float) -> None:
     """Names of the rows, downwards, and shares in per cent."""
     axes.set_yticks(range(len(names)), names, fontsize=fontsize)
     axes.set_ylim(len(names) - 1 + edge, -edge)
@@ -199,7 +208,7 @@ def set_bar_axes(axes: "Axes", names: Sequence[str], *, edge: float, margin: flo
 
 
 def add_heat_map(
-    figure: "Figure",
+    figure: Figure,
     values: Sequence[Sequence[Number]],
     rows: Sequence[str],
     columns: Sequence[str],
@@ -207,7 +216,7 @@ def add_heat_map(
     *,
     fontsize: float,
     bar_format: Any = None,
-) -> "Axes":
+) -> Axes:
     """Cells of values between 0 and 1, each with its number where there is room; about 24 names on each axis."""
     import numpy as np
 
@@ -243,10 +252,11 @@ def _no_part(pair: str | None, part: str) -> IsobasinError:
     return IsobasinError(f"pair {text.clean(pair or 'A-B')}: the result has no {part}")
 
 
-def plot_path(result: Source, out: str | Path, *, metric: str = "loss") -> Path:
-    """Write the curve of a metric, and of accuracy beside it where it was measured; one column for each pair.
+def plot_path(result: Source, out: str | Path | None = None, *, metric: str = "loss") -> Figure:
+    """The curve of a metric, and of accuracy beside it where it was measured; one column for each pair.
 
-    The thin dashed line joins the ends; the bracket is the barrier, max over λ of curve − line.
+    `result` is a `Curve`, or a path.json: its path or its content. The figure is also written to `out`, if given. The
+    thin dashed line joins the ends; the bracket is the barrier, max over λ of curve − line.
     """
     found = read_result(result)
     measured = [m for m in METRICS if any(m in pair.metrics for pair in found.pairs)]
@@ -258,7 +268,7 @@ def plot_path(result: Source, out: str | Path, *, metric: str = "loss") -> Path:
     rows, columns = (1, len(metrics)) if n_pairs == 1 else (len(metrics), n_pairs)
     size = ({1: 5.4, 2: 8.6}.get(columns, 3.7 * columns), 0.65 + 3.3 * rows)
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: Figure) -> None:
         grid = figure.subplots(rows, columns, squeeze=False, sharey="row" if n_pairs > 1 else "none")
         panels = grid[0] if n_pairs == 1 else grid.T.ravel()
         for axes, (pair, name) in zip(panels, [(pair, name) for pair in found.pairs for name in metrics]):
@@ -272,10 +282,10 @@ def plot_path(result: Source, out: str | Path, *, metric: str = "loss") -> Path:
         add_caption(figure, title, "; ".join(how), _measured_on(found))
         add_legend(figure, grid[0][0])
 
-    return save_figure([Path(out)], size, draw)[0]
+    return new_figure(_places(out), size, draw)
 
 
-def _path_panel(axes: "Axes", pair: PairResult, metric: str) -> None:
+def _path_panel(axes: Axes, pair: PairResult, metric: str) -> None:
     for name, path in pair.paths.items():
         if metric in path.curves:
             _curve(axes, pair, path, name, metric)
@@ -292,7 +302,7 @@ def _path_panel(axes: "Axes", pair: PairResult, metric: str) -> None:
         axes.yaxis.set_minor_formatter(lambda value, _: "")
 
 
-def _end(axes: "Axes", model: ModelInfo, place: float, side: Literal["left", "right"]) -> None:
+def _end(axes: Axes, model: ModelInfo, place: float, side: Literal["left", "right"]) -> None:
     """The model at this end, under its λ."""
     name = model.letter if model.name == model.letter else f"{model.letter}  {short(model.name, 18)}"
     axes.annotate(
@@ -306,7 +316,7 @@ def _spans_decades(pair: PairResult) -> bool:
     return bool(values) and min(values) > 0 and max(values) > 50 * min(values)
 
 
-def _curve(axes: "Axes", pair: PairResult, path: PathCurves, name: str, metric: str) -> None:
+def _curve(axes: Axes, pair: PairResult, path: PathCurves, name: str, metric: str) -> None:
     values = as_nan(path.curves[metric], metric_scale(metric))
     front = 4 if name == "aligned" else 3
     dots = "o" if len(values) <= 51 else ""
@@ -323,7 +333,7 @@ def _curve(axes: "Axes", pair: PairResult, path: PathCurves, name: str, metric: 
     _bracket(axes, pair, path, name, metric)
 
 
-def _bracket(axes: "Axes", pair: PairResult, path: PathCurves, name: str, metric: str) -> None:
+def _bracket(axes: Axes, pair: PairResult, path: PathCurves, name: str, metric: str) -> None:
     """From the straight line to the curve at the barrier's λ, with its height."""
     barrier, values, scale = path.barrier(metric), path.curves[metric], metric_scale(metric)
     first, last = values[0], values[-1]
@@ -363,15 +373,15 @@ def _label_place(pair: PairResult, name: str, metric: str, lam: float) -> tuple[
     return (0.1, (6, 0), left) if lam < 0.65 else (0.2, (-6, 0), right)
 
 
-def plot_explain(result: Source, out: str | Path, *, pair: str | None = None) -> Path:
-    """Write bars: by how much the barrier falls when a component's outputs are mixed instead of its weights."""
+def plot_explain(result: Source, out: str | Path | None = None, *, pair: str | None = None) -> Figure:
+    """Bars: by how much the barrier falls when a component's outputs are mixed instead of its weights."""
     found = read_result(result)
     chosen = found.pair(pair)
     names = components(chosen)[:_MAX_BARS] if chosen else []
     if chosen is None or not names:
         raise _no_part(pair, "explanation; run `isobasin path --explain` to measure it")
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for i, (path, shares) in enumerate(chosen.explain.items()):
             add_bars(
@@ -388,11 +398,11 @@ def plot_explain(result: Source, out: str | Path, *, pair: str | None = None) ->
         title = "Share of the barrier that sits in each component"
         add_caption(figure, title, between, how_aligned(chosen), _measured_on(found))
 
-    return save_figure([Path(out)], (7.0, 1.5 + 0.42 * len(names)), draw)[0]
+    return new_figure(_places(out), (7.0, 1.5 + 0.42 * len(names)), draw)
 
 
-def plot_layers(result: Source, out: str | Path, *, pair: str | None = None) -> Path:
-    """Write the heat map of 1 − after/before by layer and space; an empty cell was not part of the scope."""
+def plot_layers(result: Source, out: str | Path | None = None, *, pair: str | None = None) -> Figure:
+    """The heat map of 1 − after/before by layer and space; an empty cell was not part of the scope."""
     chosen = read_result(result).pair(pair)
     if chosen is None or chosen.alignment is None or not chosen.alignment.layers:
         raise _no_part(pair, "layers of an alignment; run `isobasin path --align`")
@@ -400,7 +410,7 @@ def plot_layers(result: Source, out: str | Path, *, pair: str | None = None) -> 
     gains = [[cell.gain if cell else None for cell in row] for row in zip(*table.cells)]  # spaces by layers
     names = ["all" if layer is None else str(layer) for layer in table.layers]
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: Figure) -> None:
         axes = add_heat_map(
             figure,
             gains,
@@ -415,17 +425,20 @@ def plot_layers(result: Source, out: str | Path, *, pair: str | None = None) -> 
         add_caption(figure, "Share of the distance that alignment removed", moved, how_aligned(chosen))
 
     wide = min(max(5.6, 1.9 + 0.56 * len(table.layers)), 15.0)
-    return save_figure([Path(out)], (wide, 1.85 + 0.5 * len(table.spaces)), draw)[0]
+    return new_figure(_places(out), (wide, 1.85 + 0.5 * len(table.spaces)), draw)
 
 
-def plot_similarity(facts: Mapping[str, Any], out: str | Path, *, names: tuple[str, str] = ("A", "B")) -> Path:
-    """Write the heat map of the layer-to-layer scores of `distance`, with a frame around the best of every column."""
+def plot_similarity(
+    result: Mapping[str, Any] | HasResult, out: str | Path | None = None, *, names: tuple[str, str] = ("A", "B")
+) -> Figure:
+    """The heat map of the layer-to-layer scores of `distance`, with a frame around the best of every column."""
+    facts = result.to_dict() if isinstance(result, HasResult) else result
     matrix = facts.get("layers")
     if not matrix:
         raise IsobasinError("the result has no layer-to-layer matrix; ask for it with `distance(a, b, layers=True)`")
     tall, wide = len(matrix), len(matrix[0])
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: Figure) -> None:
         from matplotlib.patches import Rectangle
 
         rows, columns = ([str(k) for k in range(n)] for n in (tall, wide))
@@ -439,11 +452,11 @@ def plot_similarity(facts: Mapping[str, Any], out: str | Path, *, names: tuple[s
         add_caption(figure, "Which layer is like which", f"whole model {facts['score']:.3f}", unrelated)
 
     size = min(max(4.9, 2.3 + 0.5 * wide), 15.0), min(max(2.6, 1.5 + 0.36 * tall), 15.0)
-    return save_figure([Path(out)], size, draw)[0]
+    return new_figure(_places(out), size, draw)
 
 
-def plot_plane(result: Source, out: str | Path, *, pair: str | None = None) -> Path:
-    """Write the contours of the loss on the plane through A, B and aligned B, with both straight lines."""
+def plot_plane(result: Source, out: str | Path | None = None, *, pair: str | None = None) -> Figure:
+    """The contours of the loss on the plane through A, B and aligned B, with both straight lines."""
     found = read_result(result)
     chosen = found.pair(pair)
     plane = chosen.plane if chosen else None
@@ -454,7 +467,7 @@ def plot_plane(result: Source, out: str | Path, *, pair: str | None = None) -> P
     # One scale for both axes, if the shape allows it: distances on the plane are those between the weights.
     equal = 0.3 < wide / high < 3
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: Figure) -> None:
         axes = figure.subplots()
         _contours(figure, axes, plane)
         if equal:
@@ -466,10 +479,10 @@ def plot_plane(result: Source, out: str | Path, *, pair: str | None = None) -> P
         add_caption(figure, title, how_aligned(chosen), _measured_on(found))
 
     # The panel is about 4.9 inches wide: a height that leaves no empty space around it.
-    return save_figure([Path(out)], (6.6, 1.15 + 4.9 * (high / wide if equal else 0.9)), draw)[0]
+    return new_figure(_places(out), (6.6, 1.15 + 4.9 * (high / wide if equal else 0.9)), draw)
 
 
-def _contours(figure: "Figure", axes: "Axes", plane: LossPlane) -> None:
+def _contours(figure: Figure, axes: Axes, plane: LossPlane) -> None:
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -488,7 +501,7 @@ def _contours(figure: "Figure", axes: "Axes", plane: LossPlane) -> None:
     bar.outline.set_visible(False)
 
 
-def _plane_models(axes: "Axes", plane: LossPlane, a: str, b: str) -> None:
+def _plane_models(axes: Axes, plane: LossPlane, a: str, b: str) -> None:
     from matplotlib.patheffects import withStroke
 
     halo = [withStroke(linewidth=3, foreground="white")]

@@ -505,7 +505,9 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     found: list[Path] = []
     for name, size, draw in _drawings(study):
-        found += figures.save_figure([folder / f"{name}{suffix}" for suffix in SUFFIXES], size, draw, dpi=DPI)
+        paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+        figures.new_figure(paths, size, draw, dpi=DPI)
+        found += paths
     return found
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from isobasin.display import Shown, Summary
 from isobasin.errors import VerificationError
 from isobasin.rounding import perturbed, rounding
 from isobasin.runtime import output_difference, outputs, random_inputs
@@ -12,15 +13,15 @@ from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_n
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform, Value, scramble
 from isobasin.views import AsFloat64
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 TOLERANCE_PER_LAYER = 1e-5  # float32
 ROUNDING_FACTOR = 30.0  # multiples of the change that rounding every weight to float32 makes, where that is larger
 EACH_SPACE_UP_TO = 100_000_000  # parameters; larger models draw all spaces of a kind at once
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(Shown):
     """How far random elements moved the outputs, by space, and the dimension test of one attention block."""
 
     per_space: Mapping[str, float]
@@ -37,9 +38,22 @@ class Check:
         complete = self.nullity is None or self.nullity.agrees_with(self.nullity_predicted or 0)
         return self.max_error <= self.tolerance and complete
 
+    def __str__(self) -> str:
+        claim = "the claimed symmetries hold" if self.ok else "the claimed symmetries are not those of this model"
+        return f"{claim}: outputs moved by at most {self.max_error:.1e} (allowed {self.tolerance:.1e})"
 
-def check(weights: Weights, *, seed: int = 0) -> Check:
+    def summary(self) -> Summary:
+        """How far outputs moved, space by space."""
+        rows = [(name, f"{error:.1e}") for name, error in self.per_space.items()]
+        facts = {}
+        if self.nullity is not None:
+            facts["dimension of one attention block"] = f"{self.nullity.dim}, predicted {self.nullity_predicted}"
+        return Summary(str(self), facts, ("space", "outputs moved by"), rows)
+
+
+def check(model: ModelSource, *, seed: int = 0) -> Check:
     """Draw an element of every space, and values for every free coordinate; run the model before and after."""
+    weights = load(model)
     inputs = random_inputs(weights, seed=seed)
     before = outputs(weights, inputs)
     drawn = scramble(weights, seed=seed)

@@ -35,7 +35,7 @@ from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import Symmetry, symmetry
 from isobasin.symmetries.transform import Transform, Value
 from isobasin.views import AsFloat64, ReadOnce, Tensors, View, chain, room
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 Convention = Literal["alignment", "comparison"]
 MOVES = ("primal", "dual", "permuted")  # how an axis moves: by g, by g⁻ᵀ, by the permutation of g alone
@@ -43,11 +43,12 @@ WIDE = 2**24  # numbers in a block above which a model is computed in float32
 ROWS = 2**23  # numbers in a slice of a tall tensor
 
 
-def normalize(weights: Weights) -> Transform:
+def normalize(model: ModelSource) -> Transform:
     """The transform that brings every free coordinate to its canonical value.
 
     >>> flat = normalize(model).apply(model)  # doctest: +SKIP
     """
+    weights = load(model)
     return to_normal_form(weights, symmetry(weights.arch).coordinates, zero_means=True)
 
 

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 from isobasin.arch import Architecture, HeadSpace, Space
+from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.groups import (
     GL,
@@ -25,14 +26,15 @@ from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.hidden_coordinates import hidden_columns
 from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, router_means, writer_means
 from isobasin.symmetries.norm_coordinates import layer_scales, norm_coordinates, query_key_gains
+from isobasin.weights import ModelSource, load
 
 # Which spaces a scope lets move. A scope other than `model` holds the stream fixed.
 SCOPES = ("first-attention", "all-attention", "first-block", "model")
 ATTENTION_SCOPES = ("first-attention", "all-attention")
 
 
-@dataclass(frozen=True)
-class Symmetry:
+@dataclass(frozen=True, repr=False)
+class Symmetry(Shown):
     """All changes of a model's weights, of this scope, that leave its function as it is.
 
     >>> print(symmetry(load("runs/seed0")))  # doctest: +SKIP
@@ -42,6 +44,12 @@ class Symmetry:
     arch: Architecture
     groups: Mapping[str, Group]
     coordinates: Mapping[str, Coordinate]
+
+    def summary(self) -> Summary:
+        """The group of every space."""
+        facts = {"group": self.formula, "dimension": f"{self.element_dim:,} + {self.free_dim:,} free directions"}
+        rows = [(name, str(group), f"{group.dim:,}") for name, group in self.groups.items()]
+        return Summary(f"symmetry of a {self.arch.family} model", facts, ("space", "group", "dimension"), rows)
 
     @property
     def element_dim(self) -> int:
@@ -136,16 +144,9 @@ class Symmetry:
         return weights | biases | {t for n in norms for t in (n.gain, n.shift)}
 
 
-class Described(Protocol):
-    """Anything with an architecture: the weights of a model."""
-
-    @property
-    def arch(self) -> Architecture: ...
-
-
-def symmetry(model: Architecture | Described) -> Symmetry:
+def symmetry(model: Architecture | ModelSource) -> Symmetry:
     """The whole symmetry of a model, or of a bound architecture."""
-    return _symmetry(model if isinstance(model, Architecture) else model.arch)
+    return _symmetry(model if isinstance(model, Architecture) else load(model).arch)
 
 
 @lru_cache(maxsize=16)

@@ -4,6 +4,7 @@ It acts in three steps: gains and shifts are folded away, the elements act, and 
 target values. Without a gauge part it is a plain linear action.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Norm, Space, identity_fields
+from isobasin.display import Shown, Summary
 from isobasin.errors import TransformError
 from isobasin.groups import Element
 from isobasin.symmetries.action import Action, composed_elements, inverse_elements
 from isobasin.symmetries.coordinate import Coordinate, Stage
 from isobasin.symmetries.symmetry import Symmetry, group_of, symmetry
 from isobasin.views import AsFloat64, Change, Tensors, View, chain
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Value:
     after: Tensor
 
 
-@dataclass(frozen=True)
-class Transform:
+@dataclass(frozen=True, repr=False)
+class Transform(Shown):
     """Elements by space and values by coordinate. Immutable; `b @ a` is first a, then b.
 
     Coordinates hold values, not differences, so a transform applies to any model of its architecture.
@@ -51,8 +53,22 @@ class Transform:
         """True if it rounds nothing in any type: permutations and signs, and no free coordinate."""
         return not self.gauge and all(element.exact for element in self.elements.values())
 
-    def apply(self, weights: Weights, *, device: torch.device | None = None) -> Weights:
+    def summary(self) -> Summary:
+        """What it is for, and how much of the symmetry it uses."""
+        labels = Counter(self.spaces[name].label if name in self.spaces else name for name in self.elements)
+        kinds = Counter(name.partition(":")[0] for name in self.gauge)
+        facts = {
+            "for": _words(self.spaces),
+            "elements": _counts(labels),
+            "free values": _counts(kinds),
+            "exact": "yes: it rounds nothing in any type" if self.exact else "no: weights are rounded when stored",
+        }
+        return Summary(f"transform of {self.family} models", facts)
+
+    def apply(self, weights: ModelSource, *, device: torch.device | str | None = None) -> Weights:
         """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched."""
+        weights = load(weights)
+        device = None if device is None else torch.device(device)
         self.check(symmetry(weights.arch), weights)
         stages = self._stages(weights.arch)
         tensors: Tensors = AsFloat64(weights, device)
@@ -212,8 +228,12 @@ class _Changed(Mapping[str, Tensor]):
         return len(self._source)
 
 
-def scramble(weights: Weights, *, scope: str = "model", seed: int) -> Transform:
-    """A random element of the whole symmetry of a scope: every free coordinate gets another value too."""
+def scramble(model: ModelSource, *, scope: str = "model", seed: int = 0) -> Transform:
+    """A random element of the whole symmetry of a scope: every free coordinate gets another value too.
+
+    >>> copy = scramble(model).apply(model)  # the same function, other weights  # doctest: +SKIP
+    """
+    weights = load(model)
     part = symmetry(weights.arch).scoped(scope)
     tensors = AsFloat64(weights)
     rng = torch.Generator().manual_seed(seed)
@@ -246,6 +266,10 @@ def _check_scale(scale: str, weights: Weights, action: Action) -> None:
         raise TransformError(
             f"{scale}: the transform rotates {stream}, but this scale is not folded; add the coordinate scale:{scale}"
         )
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in counted.items()) or "none"
 
 
 def _covers(spaces: Mapping[str, Space | HeadSpace], part: Mapping[str, Space | HeadSpace]) -> bool:

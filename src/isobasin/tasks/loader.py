@@ -38,7 +38,7 @@ from isobasin.tasks.text import (
     read_text,
 )
 from isobasin.tasks.tokenizer import Encoded, Tokenizer, open_tokenizer, require_tokenizer
-from isobasin.weights import Weights
+from isobasin.weights import ModelSource, Weights, load
 
 MAX_TOKENS = 2**15
 MAX_IMAGES = 512
@@ -49,7 +49,7 @@ _MASKED_SHARE = 0.15  # of the ordinary tokens, which masked language modelling 
 
 def open_task(
     data: Path | str,
-    models: Sequence[Weights],
+    models: Sequence[ModelSource] | ModelSource,
     *,
     kind: str = "auto",
     tokenizer: str | Path | None = None,
@@ -59,7 +59,7 @@ def open_task(
     seed: int = 0,
     split: str = "test",
 ) -> Task:
-    """A task for these models from a file, a folder, or a hub id if `datasets` is installed.
+    """A task for these models (or one) from a file, a folder, or a hub id if `datasets` is installed.
 
     The heads of the models determine the kind of task. Language models and masked language models read text, or a file
     of token ids (`.npy`, or `.bin` of uint16); text classifiers a table (CSV, JSONL, parquet); encoder-decoders a table
@@ -69,10 +69,12 @@ def open_task(
     accepts less.
     """
     path = Path(data)
-    kind = task_kind(models, kind)
+    given = models if isinstance(models, list | tuple) else [models]
+    loaded = tuple(map(load, given))
+    kind = task_kind(loaded, kind)
     if not is_hub_id(path):
         check_exists(path)
-    request = Request(path, tuple(models), tokenizer, max_samples, batch_size, seq_len, seed, split).checked()
+    request = Request(path, loaded, tokenizer, max_samples, batch_size, seq_len, seed, split).checked()
     opener = _OPENERS[kind]
     try:
         return replace(opener(request), source=str(data))

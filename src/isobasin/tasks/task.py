@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from isobasin.arch.config import Fields
+from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.runtime import max_length
 from isobasin.shapes import Float
@@ -96,8 +98,8 @@ class MetricSums:
         return found
 
 
-@dataclass(frozen=True)
-class Task:
+@dataclass(frozen=True, repr=False)
+class Task(Shown):
     """Data prepared for some models; every iteration gives the same batches.
 
     `kind` is lm, mlm, seq2seq, text or image; `fingerprint` identifies the data, the settings and the tokenizer or
@@ -112,8 +114,49 @@ class Task:
     fingerprint: str
     batches: Callable[[], Iterator[Batch]]
 
+    @classmethod
+    def from_dataloader(
+        cls, loader: Iterable[Any], *, kind: str = "auto", name: str = "dataloader", max_batches: int | None = None
+    ) -> "Task":
+        """A task from a `DataLoader`, or anything that gives the same batches whenever it is iterated.
+
+        >>> evaluate_path(a, b, Task.from_dataloader(loader))  # doctest: +SKIP
+
+        A batch is a mapping of model inputs with `labels`, as collators of transformers make it: labels of a language
+        model are the tokens themselves, and each is predicted from those before it. Or it is a pair (inputs, targets):
+        pixels or token ids, and the targets of the outputs as they are. `kind` is lm, mlm, text or image; `auto` finds
+        it in the first batch: labels are those of a language model where all that are scored equal the tokens.
+        All batches are read once, for the number of samples and the fingerprint.
+        """
+        if kind not in ("auto", *KINDS):
+            raise IsobasinError(f"kind {kind!r}: expected one of auto, {', '.join(KINDS)}")
+        if iter(loader) is loader:
+            raise IsobasinError(
+                f"{name}: a {type(loader).__name__} can be read once only; expected a list of batches, or a DataLoader"
+            )
+        first = next(iter(loader), None)
+        if first is None:
+            raise IsobasinError(f"{name}: holds no batch; expected at least one")
+        found = _kind_of_batch(first) if kind == "auto" else kind
+
+        def batches() -> Iterator[Batch]:
+            for raw in islice(loader, max_batches):
+                yield _batch_of(raw, found)
+
+        n_samples, hashed = 0, []
+        for batch in batches():
+            n_samples += len(batch)
+            hashed.append(digest(map(_bytes, (*batch.inputs.values(), batch.targets))))
+        settings = {"max_batches": max_batches}
+        return cls(found, name, name, n_samples, settings, digest(text.encode() for text in [found, *hashed]), batches)
+
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
+
+    def summary(self) -> Summary:
+        """What is measured, on how many samples, and how they are read."""
+        settings = ", ".join(f"{key} {value}" for key, value in self.settings.items() if value is not None)
+        return Summary(str(self), {"kind": self.kind, "source": self.source, "settings": settings})
 
     def __str__(self) -> str:
         what = {"lm": "windows of text", "mlm": "masked windows of text", "seq2seq": "pairs"}
@@ -165,6 +208,68 @@ class Request:
 
 def int64(values: Any) -> Tensor:
     return torch.as_tensor(values, dtype=torch.int64)
+
+
+# -- batches of a DataLoader -------------------------------------------------------------------------------------------
+
+
+def _kind_of_batch(raw: Any) -> str:
+    """The kind of task of a batch: by its targets, one for each sample or one for each token, and by its inputs."""
+    inputs, targets, _ = _parts_of(raw)
+    if targets.dim() == 1:
+        return "image" if "pixel_values" in inputs else "text"
+    if "decoder_input_ids" in inputs:
+        return "seq2seq"
+    ids = inputs.get("input_ids")
+    scored = targets != IGNORED
+    if ids is not None and ids.shape != targets.shape:
+        raise IsobasinError(
+            f"a batch has tokens of shape {tuple(ids.shape)} and labels of shape {tuple(targets.shape)}; expected the "
+            "same, or decoder_input_ids for an encoder-decoder"
+        )
+    if not isinstance(raw, Mapping) or ids is None or bool((ids == targets)[scored].all()):
+        return "lm"
+    return "mlm"
+
+
+def _batch_of(raw: Any, kind: str) -> Batch:
+    """A batch as models are measured on it: on the CPU, with targets at the positions that predict them."""
+    inputs, targets, shifted = _parts_of(raw)
+    if kind == "lm" and not shifted:
+        targets = torch.cat([targets[:, 1:], torch.full_like(targets[:, :1], IGNORED)], 1)
+    return Batch(inputs, targets)
+
+
+def _parts_of(raw: Any) -> tuple[dict[str, Tensor], Tensor, bool]:
+    """Inputs by name, targets, and whether these belong to the positions of the outputs as they are."""
+    if isinstance(raw, Mapping):
+        named = {str(key): value for key, value in raw.items() if isinstance(value, Tensor)}
+        key = next((key for key in ("labels", "label") if key in named), None)
+        if key is None:
+            raise IsobasinError(f"a batch has {', '.join(named) or 'no tensors'}; expected model inputs with labels")
+        targets = named.pop(key)
+        return {name: t.detach().cpu() for name, t in named.items()}, _classes(targets), False
+    if isinstance(raw, list | tuple) and len(raw) == 2 and all(isinstance(x, Tensor) for x in raw):
+        x, targets = raw
+        name = "pixel_values" if x.is_floating_point() else "input_ids"
+        return {name: x.detach().cpu()}, _classes(targets), True
+    raise IsobasinError(
+        f"a batch is a {type(raw).__name__}; expected a mapping of model inputs with labels, or a pair of tensors"
+    )
+
+
+def _classes(targets: Tensor) -> Tensor:
+    """Targets as class numbers or tokens."""
+    if targets.is_floating_point() or targets.dim() not in (1, 2):
+        raise IsobasinError(
+            f"a batch has targets of {targets.dtype} and shape {tuple(targets.shape)}; expected whole numbers, one for "
+            "each sample or token"
+        )
+    return int64(targets.cpu())
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 # -- properties of the models ------------------------------------------------------------------------------------------

@@ -1,0 +1,217 @@
+"""LoRA adapters of PEFT on disk: adapter_config.json, and two factors for each weight that is changed.
+
+An adapter adds s·B·A to a weight, or its transpose where the weight is stored with its inputs first: A is r × inputs, B
+is outputs × r, and the scale s is α/r, or α/√r with rank stabilisation. (B U⁻¹, U A) is the same adapter for every
+invertible U. It may also replace biases (PEFT's `bias="all"`). The content is untrusted, as that of any folder.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from safetensors.torch import save
+from torch import Tensor
+
+from isobasin.checkpoint.folder import find_folder, is_adapter, read_object, write_object
+from isobasin.checkpoint.header import TensorInfo, read_header
+from isobasin.checkpoint.reader import Checkpoint, PickledFiles
+from isobasin.errors import CheckpointError
+from isobasin.files import AtomicOutput, disk_errors
+
+CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+_KEY = re.compile(
+    r"(?:base_model\.model\.)?(.+?)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|(?:base_layer\.)?(bias))"
+)
+MAX_PATTERN = 1000  # characters
+_UNLOAD = "merge it into its base with PEFT (merge_and_unload) first"
+
+
+@dataclass(frozen=True)
+class Factors:
+    """s·B·A of one weight: `up` is s·B, `down` is A; `embedding`: the weight is that of an embedding."""
+
+    up: Tensor
+    down: Tensor
+    embedding: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.down)
+
+    def product(self, shape: tuple[int, ...], transposed: bool) -> Tensor:
+        """What is added to a weight of this shape; `transposed` decides where the shape leaves it open."""
+        found = self.up.double() @ self.down.double()
+        fits, flipped = shape == tuple(found.shape), shape == tuple(found.mT.shape)
+        if not fits and not flipped:
+            raise CheckpointError(f"the adapter adds {tuple(found.shape)} to a weight of shape {tuple(shape)}")
+        return found.mT if self.embedding or not fits or (flipped and transposed) else found
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter: its configuration, and the factors of every module it changes (read when asked for)."""
+
+    config: Mapping[str, Any]
+    modules: tuple[str, ...]
+    tensors: Mapping[str, Tensor]  # `MODULE.A` and `MODULE.B`, without the scale; `MODULE.bias`
+    embeddings: frozenset[str] = frozenset()
+    biased: tuple[str, ...] = ()  # modules whose bias is replaced
+    path: Path | None = None
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Adapter":
+        """The adapter in a folder, or of a hub id in the local cache."""
+        folder = find_folder(path)
+        if not is_adapter(folder):
+            raise CheckpointError(f"{path} has no {CONFIG}, expected the folder of a LoRA adapter of PEFT")
+        config = read_object(folder / CONFIG)
+        _check_config(config, folder)
+        file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+        if file is None:
+            raise CheckpointError(f"{folder} holds no {WEIGHTS[0]}: is this a whole adapter?")
+        pickles = PickledFiles()
+        infos = read_header(file) if file.suffix == ".safetensors" else pickles.infos(file)
+        places = _places(infos, folder)
+        modules = tuple(sorted({module for module, side in places if side != "bias"}))
+        if not modules:
+            raise CheckpointError(f"{folder}: the adapter holds no factors")
+        for module in modules:
+            _check_pair(module, places, infos, folder)
+        source = Checkpoint(folder, config, {key: infos[key] for key in places.values()}, pickles)
+        tensors = _Renamed(source, {f"{module}.{side}": key for (module, side), key in places.items()})
+        embeddings = frozenset(module for (module, _), key in places.items() if "lora_embedding" in key)
+        biased = tuple(sorted(module for module, side in places if side == "bias"))
+        return cls(config, modules, tensors, embeddings, biased, folder)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether square weights have their inputs first, as the configuration says."""
+        return self.config.get("fan_in_fan_out") is True
+
+    def factors(self, module: str) -> Factors:
+        """B with the scale and A, in float64."""
+        up, down = (self.tensors[f"{module}.{side}"].double() for side in "BA")
+        return Factors(self.scale(module) * up, down, module in self.embeddings)
+
+    def scale(self, module: str) -> float:
+        """α/r of a module, or α/√r; patterns name the modules whose α is another one."""
+        rank = len(self.tensors[f"{module}.A"])
+        alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", 8))
+        return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") is True else rank)
+
+    def with_config(self, changes: Mapping[str, Any]) -> Self:
+        """The same adapter with other values of some keys of its configuration."""
+        return replace(self, config=dict(self.config) | dict(changes))
+
+    def with_factors(self, found: Mapping[str, Factors], biases: Mapping[str, Tensor]) -> Self:
+        """The same adapter with other factors, whose scale is taken out of them, and other biases; in float32."""
+        tensors: dict[str, Tensor] = {f"{module}.bias": bias.float().contiguous() for module, bias in biases.items()}
+        for module, each in found.items():
+            tensors[f"{module}.A"] = each.down.float().contiguous()
+            tensors[f"{module}.B"] = (each.up / self.scale(module)).float().contiguous()
+        config = dict(self.config) | ({"bias": "all"} if biases else {})
+        modules, biased = tuple(sorted(found)), tuple(sorted(biases))
+        return replace(self, config=config, modules=modules, tensors=tensors, biased=biased, path=None)
+
+    def save(self, out: str | Path, *, force: bool = False) -> None:
+        """Write an adapter folder, whole or not at all."""
+        target = Path(out).resolve()
+        check_adapter_output(target, force=force, inputs=[self.path] if self.path else [])
+        content = {}
+        for module in self.modules:
+            ending = "lora_embedding_{}" if module in self.embeddings else "lora_{}.weight"
+            for side in "AB":
+                tensor = self.tensors[f"{module}.{side}"]
+                content[f"base_model.model.{module}.{ending.format(side)}"] = tensor.contiguous()
+        for module in self.biased:
+            inside = ".base_layer" if module in self.modules else ""
+            content[f"base_model.model.{module}{inside}.bias"] = self.tensors[f"{module}.bias"].contiguous()
+        with disk_errors(target, CheckpointError), AtomicOutput(target, folder=True) as output:
+            write_object(output.new / CONFIG, dict(self.config))
+            (output.new / WEIGHTS[0]).write_bytes(save(content, {"format": "pt"}))
+            output.flush()
+            output.commit()
+
+
+class _Renamed(Mapping[str, Tensor]):
+    """Some tensors of a checkpoint under names of their own."""
+
+    def __init__(self, source: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+        self._source, self._names = source, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._source[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def check_adapter_output(out: Path, *, force: bool, inputs: list[Path]) -> None:
+    """Raise if the output would overwrite an input, or anything but (with `force`) an adapter."""
+    if any(out == folder.resolve() or out.is_relative_to(folder.resolve()) for folder in inputs):
+        raise CheckpointError(f"output {out} is an input or inside it: choose another folder")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir():
+        raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
+    if not force:
+        raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
+    unknown = sorted(entry.name for entry in out.iterdir() if entry.name not in (CONFIG, WEIGHTS[0]))
+    if unknown or not is_adapter(out):
+        raise CheckpointError(
+            f"output {out} holds {', '.join(unknown[:3]) or 'no adapter'}, which no adapter of isobasin has, so it is "
+            "not replaced: choose another folder"
+        )
+
+
+def _check_config(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what is no plain LoRA."""
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{folder / CONFIG}: peft_type is {kind!r:.40}, expected 'LORA'; {_UNLOAD}")
+    for key in ("use_dora", "lora_bias", "use_qalora", "alora_invocation_tokens", "arrow_config"):
+        if config.get(key):
+            raise CheckpointError(f"{folder / CONFIG}: {key} is set, which is not supported; {_UNLOAD}")
+    alpha = [config.get("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
+    if not all(isinstance(each, int | float) and math.isfinite(each) for each in alpha):
+        raise CheckpointError(f"{folder / CONFIG}: lora_alpha is {alpha[0]!r:.40}, expected a number")
+
+
+def _places(infos: Mapping[str, TensorInfo], folder: Path) -> dict[tuple[str, str], str]:
+    """The key of A and of B for each module."""
+    found: dict[tuple[str, str], str] = {}
+    for key in infos:
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise CheckpointError(f"{folder}: {key:.120} is no factor of LoRA (lora_A, lora_B); {_UNLOAD}")
+        found[match[1], match[2] or match[3] or "bias"] = key
+    return found
+
+
+def _check_pair(
+    module: str, places: Mapping[tuple[str, str], str], infos: Mapping[str, TensorInfo], folder: Path
+) -> None:
+    shapes = [infos[places[module, side]].shape if (module, side) in places else () for side in "AB"]
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][1]:
+        raise CheckpointError(
+            f"{folder}: {module} has factors A {shapes[0]} and B {shapes[1]}, expected r × inputs and outputs × r"
+        )
+
+
+def _by_pattern(patterns: object, module: str, default: Any) -> Any:
+    """The value of the first pattern that ends the name of a module, as PEFT looks it up."""
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        if len(pattern) > MAX_PATTERN or sum(map(pattern.count, "*+{")) > 1:  # some take for ever to match
+            raise CheckpointError(f"alpha_pattern: {pattern:.80} has more than one repetition; name modules instead")
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        except re.error:
+            continue
+    return default
