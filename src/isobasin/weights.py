@@ -77,8 +77,7 @@ class Weights(Shown, Mapping[str, Tensor]):
 
     def resident(self, device: torch.device) -> "Weights":
         """The same model, read once, in its stored types, and kept on this device; itself where there is no room."""
-        n_bytes = sum(torch.Size(self.arch.shapes[name]).numel() * t.itemsize for name, t in self.dtypes.items())
-        if isinstance(self.tensors, ReadOnce) or n_bytes > room(device, self.memory):
+        if isinstance(self.tensors, ReadOnce) or self.n_params * self.dtype.itemsize > room(device, self.memory):
             return self
         source = self.tensors if device.type == "cpu" else _ReadAhead(self.tensors, list(self.dtypes))
         kept = ReadOnce(source, device)

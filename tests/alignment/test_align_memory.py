@@ -130,7 +130,7 @@ def aligned(
     done = child(
         *(program, margin, "align", folder / "b", "--to", folder / "a", "-o", folder / "c"),
         # transformers, which runs the model, would count as memory of the alignment
-        *("--scope", scope, "--dtype", "bfloat16", "--json", "--verify", "layer"),
+        *("--scope", scope, "--dtype", "bfloat16", "--json", "--verify", "layer", "--memory", "1MB"),
     )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)

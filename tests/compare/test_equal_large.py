@@ -41,15 +41,15 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Elements]:
-    """The elements at which each sweep of an alignment started."""
+    """The elements at which each visit of all blocks started."""
     seen: list[Elements] = []
-    real = descent.sweep
+    real = descent.match_blocks
 
-    def spy(problem: AlignmentProblem, elements: Elements) -> object:
+    def spy(problem: AlignmentProblem, elements: Elements, *overlaps: object) -> object:
         seen.append(elements)
-        return real(problem, elements)
+        return real(problem, elements, *overlaps)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(descent, "sweep", spy)
+    monkeypatch.setattr(descent, "match_blocks", spy)
     return seen
 
 

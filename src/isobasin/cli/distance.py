@@ -10,6 +10,7 @@ from isobasin.cli.options import (
     VERIFY,
     DeviceOptions,
     Json,
+    MemoryOptions,
     Model,
     PrintOptions,
     SaveOptions,
@@ -50,13 +51,13 @@ def distance_command(
     null_samples: Annotated[int, typer.Option(max=10_000, help="Unrelated models to sample for comparison.")] = 8,
     seed: Seed = 0,
     device: DeviceOptions,
+    memory: MemoryOptions,
     show: PrintOptions,
 ) -> None:
     """Measure the distance of two models modulo symmetry, by part, and a score: 0 unrelated, 1 the same orbit."""
     from isobasin.compare.distance import distance
-    from isobasin.weights import load
 
-    models = load(a), load(b)
+    models = memory.load(a), memory.load(b)
     with measured_cost() as cost, progress(quiet=show.silent) as on_progress:
         found = distance(
             *models,
@@ -107,17 +108,17 @@ def fingerprint_command(
         typer.Option(help="A fingerprint, a file with one, or another model. Exit 1 if they differ, 3 if undecided."),
     ] = None,
     device: DeviceOptions,
+    memory: MemoryOptions,
     json: Json = False,
 ) -> None:
     """Print a short string that is the same for every scrambled, cast or re-saved copy of a model."""
     from isobasin.compare.fingerprint import compare_fingerprints, doubts, fingerprint_with_errors
-    from isobasin.weights import load
 
     place = device.find()
-    found, errors = fingerprint_with_errors(load(model), place)
+    found, errors = fingerprint_with_errors(memory.load(model), place)
     facts: dict[str, Any] = {"fingerprint": str(found), "doubts": [doubt.to_dict() for doubt in doubts(errors)]}
     if compare is not None:
-        other, more = _read_fingerprint(compare, place)
+        other, more = _read_fingerprint(compare, place, memory)
         both = [max(pair) for pair in zip(errors, more, strict=True)] if more else errors
         result = compare_fingerprints(found, other, both)
         facts |= {
@@ -133,10 +134,11 @@ def fingerprint_command(
         raise typer.Exit(1 if facts["equal"] is False else 3)
 
 
-def _read_fingerprint(text: str, device: "torch.device") -> "tuple[Fingerprint, tuple[float, ...]]":
+def _read_fingerprint(
+    text: str, device: "torch.device", memory: MemoryOptions
+) -> "tuple[Fingerprint, tuple[float, ...]]":
     """A fingerprint given as text, as a file that contains one, or as a model; and the errors of a model's entries."""
     from isobasin.compare.fingerprint import VERSIONS, Fingerprint, fingerprint_with_errors
-    from isobasin.weights import load
 
     if text.split(".")[0] in VERSIONS:
         return Fingerprint.read(text), ()
@@ -146,7 +148,7 @@ def _read_fingerprint(text: str, device: "torch.device") -> "tuple[Fingerprint, 
     except OSError:
         is_file = False
     if not is_file:
-        return fingerprint_with_errors(load(text), device)
+        return fingerprint_with_errors(memory.load(text), device)
     try:
         words = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.options import DeviceOptions, Force, PrintOptions, Seed, with_options
+from isobasin.cli.options import DeviceOptions, Force, MemoryOptions, PrintOptions, Seed, with_options
 from isobasin.cli.output import emit, measured_cost, note, space_label
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def equal_command(
     ] = None,
     seed: Seed = 0,
     device: DeviceOptions,
+    memory: MemoryOptions,
     force: Force = False,
     show: PrintOptions,
 ) -> None:
@@ -40,10 +41,9 @@ def equal_command(
     """
     from isobasin.compare.equivalence import equivalent
     from isobasin.files import check_output_file
-    from isobasin.weights import load
 
     with measured_cost() as cost:
-        models = load(a), load(b)
+        models = memory.load(a), memory.load(b)
         folders = tuple(model.path for model in models if model.path)
         for file in (save_transform, save_witness):
             if file:

@@ -164,7 +164,7 @@ class Heads(Group):
     permute: bool = True
 
     @property
-    def n(self) -> int:
+    def n(self) -> int:  # type: ignore[override]
         return self.n_kv * (self.qk.n + self.vo.n)
 
     def __str__(self) -> str:
