@@ -269,7 +269,8 @@ def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
 def places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     """The parameter of `model` that holds each tensor: names in memory may differ from those on disk. Tensors that
     share a parameter with others are left out."""
-    found = resolve(weights.family, weights.arch, model.state_dict()).on_disk
+    names = resolve(weights.family, weights.arch, model.state_dict())
+    found = {name: place for name, place in names.on_disk.items() if name not in names.slices}
     return {name: place for name, place in found.items() if name in weights.arch.tensors}
 
 

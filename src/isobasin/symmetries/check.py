@@ -130,5 +130,6 @@ def attention_nullity(weights: Weights, *, seed: int = 0) -> tuple[int, Nullity]
         bias=biased[0],
         out_bias=biased[1],
         layout="interleaved" if heads.interleaved else "half",
+        sinks=bool(heads.sinks),
     )
     return predicted_nullity(block), measured_nullity(block, seed=seed)
