@@ -341,7 +341,7 @@ class Architecture:
         return self.expert_tensors[space][expert][k]
 
     def without_expert(self, tensor: str) -> str:
-        """A name that the tensors of all experts have in common, where their order does not count: that of the first."""
+        """A name that does not depend on the expert a tensor belongs to: that of the first expert's tensor."""
         return self.of_expert(tensor, 0) if tensor in self.expert_places else tensor
 
     def router_of(self, experts: str) -> str:
