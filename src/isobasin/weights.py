@@ -400,7 +400,8 @@ def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint
 def adapted_names(weights: Weights, adapter: Adapter) -> dict[str, str]:
     """The tensor of a model for each tensor that an adapter changes, `MODULE.weight` or `MODULE.bias`."""
     wanted = [f"{module}.weight" for module in adapter.modules] + [f"{module}.bias" for module in adapter.biased]
-    places = {disk: name for name, disk in resolve(weights.family, weights.arch, wanted).on_disk.items()}
+    found = resolve(weights.family, weights.arch, wanted)
+    places = {disk: name for name, disk in found.on_disk.items() if name not in found.slices}
     for key in wanted:
         name = places.get(key)
         if name is None or name not in weights.arch.tensors or (key != name and weights.arch.tied(name)):
