@@ -253,7 +253,7 @@ def test_a_tensor_that_holds_several_is_written_as_it_was_found(tmp_path: Path) 
     a = ib.load(mt.save("gpt_oss-untied", tmp_path / "a"))
     a.save(tmp_path / "b")
     scramble(a, seed=1).apply(a).save(tmp_path / "c")
-    ib.merge([a, ib.load(tmp_path / "c")]).save(tmp_path / "d")
+    ib.merge([a, ib.load(tmp_path / "c")], align=False).save(tmp_path / "d")
     files = [load_file(tmp_path / each / "model.safetensors") for each in "abcd"]
     for file in files[1:]:
         assert {n: t.shape for n, t in file.items()} == {n: t.shape for n, t in files[0].items()}
