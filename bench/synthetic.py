@@ -21,8 +21,9 @@ def write_llama(
     vocab: int,
     seed: int,
     noise_of: int | None = None,
+    device: str = "cpu",
 ) -> Path:
-    """Random weights of a sensible size; with `noise_of`, those of that seed and 10 % of noise."""
+    """Random weights of a sensible size; with `noise_of`, those of that seed and 10 % of noise. Drawn on a device."""
     shapes = {"model.embed_tokens.weight": (vocab, d), "lm_head.weight": (vocab, d), "model.norm.weight": (d,)}
     for i in range(layers):
         layer = f"model.layers.{i}"
@@ -56,13 +57,13 @@ def write_llama(
     infos = {name: (torch.bfloat16, shape) for name, shape in shapes.items()}
     with CheckpointWriter(folder, infos, config=config, force=True) as writer:
         for number, name in enumerate(writer.order):
-            tensor = _random(shapes[name], (noise_of or seed) * 100_003 + number)
+            tensor = _random(shapes[name], (noise_of or seed) * 100_003 + number, device)
             if noise_of is not None:
-                tensor = tensor + 0.1 * _random(shapes[name], seed * 100_003 + number)
-            writer.write(name, tensor.to(torch.bfloat16))
+                tensor = tensor + 0.1 * _random(shapes[name], seed * 100_003 + number, device)
+            writer.write(name, tensor.to(torch.bfloat16).cpu())
     return folder
 
 
-def _random(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def _random(shape: tuple[int, ...], seed: int, device: str) -> torch.Tensor:
+    noise = torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device)
     return 1 + 0.1 * noise if len(shape) == 1 else noise / shape[-1] ** 0.5

@@ -237,6 +237,17 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         untied=(_LM, {}),
         dense_layer=(_LM, {"decoder_sparse_step": 2, "norm_topk_prob": True, "attention_bias": True}),
     ),
+    *_variants(
+        "gpt_oss",
+        "GptOss",
+        _RMS | _EXPERTS | {"head_dim": 6, "sliding_window": 4, "swiglu_limit": 1.5},
+        untied=(_LM, {}),
+        tied=(_LM, {"tie_word_embeddings": True, "attention_bias": False}),
+        classifier=(
+            _CLS,
+            {"num_labels": 5, "num_experts_per_tok": 3, "layer_types": ["full_attention", "sliding_attention"]},
+        ),
+    ),
     *_variants("olmoe", "Olmoe", _RMS | _EXPERTS, untied=(_LM, {"num_experts": 3})),
     *_variants(
         "t5",
@@ -498,7 +509,7 @@ def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Te
     import copy
 
     if w.family.fused:
-        state = {disk: w.stored(name).double() for name, disk in w.names.on_disk.items()}
+        state = {disk: w.assembled(disk, lambda n: w.stored(n).double()) for disk in w.names.by_disk}
         module = type(model).from_pretrained(None, config=model.config, state_dict=state, dtype=torch.float64)
         with torch.no_grad():
             return forward(module.eval(), inputs)

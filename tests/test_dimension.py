@@ -247,6 +247,8 @@ def test_a_small_block_counts_absolute_positions_as_none_and_refuses_real_nonsen
     [
         # Llama: kv (d_h + d_h²)
         (72, small_block(n_heads=32, n_kv_heads=8, d_head=128, positions="rope", causal=True)),
+        (2 * (4 + 16), AttentionBlock(4, 2, 6, 4, positions="rope", bias=True, sinks=True)),
+        (2 * (16 + 16), AttentionBlock(4, 2, 6, 4, bias=True, sinks=True)),
         # Qwen2, biases on Q, K, V only: none of them is free, as in the real model, whose stream is wide
         (144, small_block(n_heads=28, n_kv_heads=4, d_head=128, positions="rope", bias=True, out_bias=False)),
         # a BERT of two heads: h (2 d_h² + 2 d_h)

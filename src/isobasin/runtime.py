@@ -194,9 +194,9 @@ def image_shape(weights: Weights) -> tuple[int, int, int] | None:
     return fields.size("num_channels", fields.size("n_channels", 3)), *sides
 
 
-def outputs(weights: Weights, inputs: Sequence[Inputs]) -> Tensor:
-    """Everything the model puts out on these inputs, flat, computed in float32."""
-    return torch.cat([each.flatten() for each in Runner(weights).run(inputs)])
+def outputs(weights: Weights, inputs: Sequence[Inputs], device: torch.device = CPU) -> Tensor:
+    """Everything the model puts out on these inputs, flat, computed in float32; a large model runs on the device."""
+    return torch.cat([each.flatten() for each in Runner(weights, device=device).run(inputs)])
 
 
 def record_reads(
@@ -270,7 +270,8 @@ def logits(weights: Weights, model: torch.nn.Module, inputs: Inputs) -> Tensor:
 def places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     """The parameter of `model` that holds each tensor: names in memory may differ from those on disk. Tensors that
     share a parameter with others are left out."""
-    found = resolve(weights.family, weights.arch, model.state_dict()).on_disk
+    names = resolve(weights.family, weights.arch, model.state_dict())
+    found = {name: place for name, place in names.on_disk.items() if name not in names.slices}
     return {name: place for name, place in found.items() if name in weights.arch.tensors}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from isobasin.arch import FAMILIES, Architecture, Family, Names, describe, family_of, resolve
+from isobasin.arch import FAMILIES, Architecture, Family, Index, Names, describe, family_of, resolve
 from isobasin.arch.user_family import use_family, use_listed_families
 from isobasin.checkpoint import (
     Adapter,
@@ -69,6 +70,22 @@ class Weights(Shown, Mapping[str, Tensor]):
         """A tensor as files hold it: gains of some families are stored less 1."""
         offset = self.arch.offset(name)
         return self[name] - offset if offset else self[name]
+
+    def disk_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the tensor on disk that holds this one, which may hold others too."""
+        return self.arch.stack_of[name].shape if name in self.names.slices else self.arch.shapes[name]
+
+    def assembled(self, disk: str, read: Callable[[str], Tensor]) -> Tensor:
+        """The tensor that a file has under this name, from those of the architecture that it holds."""
+        first, *others = self.names.by_disk.get(disk) or (self.names.copies[disk],)
+        tensor = read(first)
+        if first not in self.names.slices:
+            return tensor
+        whole = torch.empty(self.disk_shape(first), dtype=tensor.dtype)
+        whole[self.names.slices[first]] = tensor
+        for name in others:
+            whole[self.names.slices[name]] = read(name)
+        return whole
 
     def held(self, names: Iterable[str]) -> "Weights":
         """The same model with some tensors read into memory, once, for whoever needs them often."""
@@ -164,7 +181,11 @@ class Weights(Shown, Mapping[str, Tensor]):
     def state_dict(self, policy: str = "auto") -> dict[str, Tensor]:
         """Every tensor under its name on disk, in memory."""
         dtypes = self.output_dtypes(policy)
-        found = {disk: self.stored(name).to("cpu", dtypes[name]) for name, disk in self.names.on_disk.items()}
+
+        def converted(name: str) -> Tensor:
+            return self.stored(name).to("cpu", dtypes[name])
+
+        found = {disk: self.assembled(disk, converted) for disk in self.names.by_disk}
         return found | {copy: found[self.names.on_disk[target]] for copy, target in self.names.copies.items()}
 
     def _is_plain(self, name: str, dtype: torch.dtype) -> bool:
@@ -177,6 +198,22 @@ class Weights(Shown, Mapping[str, Tensor]):
             and not self.arch.tensors[name].buffer
             and name not in self.names.copies.values()
         )
+
+    def _converted(
+        self,
+        name: str,
+        dtypes: Mapping[str, torch.dtype],
+        disk: str,
+        watch: Callable[[str, Tensor | None], None] | None,
+    ) -> Tensor:
+        """A tensor in the type in which it is written."""
+        exact = self.stored(name)
+        if not self.arch.tensors[name].buffer:
+            check_kept(exact, dtypes[name], disk)
+        tensor = exact.to(dtypes[name]).cpu().contiguous()
+        if watch:
+            watch(name, tensor)
+        return tensor
 
     def save(
         self,
@@ -198,8 +235,8 @@ class Weights(Shown, Mapping[str, Tensor]):
         `watch` is shown every tensor, by the name of its pattern, as it is written; None where it is copied.
         """
         dtypes = self.output_dtypes(dtype)
-        source = {disk: name for name, disk in self.names.on_disk.items()} | dict(self.names.copies)
-        infos = {disk: (dtypes[name], self.arch.shapes[name]) for disk, name in source.items()}
+        source = {disk: names[0] for disk, names in self.names.by_disk.items()} | dict(self.names.copies)
+        infos = {disk: (dtypes[name], self.disk_shape(name)) for disk, name in source.items()}
         with CheckpointWriter(
             out,
             infos,
@@ -212,21 +249,17 @@ class Weights(Shown, Mapping[str, Tensor]):
             trust_remote_code=trust_remote_code,
         ) as writer:
             for disk in writer.order:
-                name = source[disk]
-                if self._is_plain(name, dtypes[name]):
+                held = self.names.by_disk.get(disk, (source[disk],))
+                if all(self._is_plain(name, dtypes[name]) for name in held):
                     assert self.checkpoint is not None
                     for start, block in _blocks(self.checkpoint, disk):
                         writer.write_flat(disk, start, block)
-                    if watch:
-                        watch(name, None)
+                    for name in held:
+                        if watch:
+                            watch(name, None)
                     continue
-                exact, is_weight = self.stored(name), not self.arch.tensors[name].buffer
-                if is_weight:
-                    check_kept(exact, dtypes[name], disk)
-                tensor = exact.to(dtypes[name]).cpu().contiguous()
-                writer.write(disk, tensor, finite=is_weight)
-                if watch:
-                    watch(name, tensor)
+                tensor = self.assembled(disk, partial(self._converted, dtypes=dtypes, disk=disk, watch=watch))
+                writer.write(disk, tensor, finite=not self.arch.tensors[held[0]].buffer)
         return dtypes
 
 
@@ -270,6 +303,8 @@ def _by_pattern(source: Tensors, arch: Architecture, names: Names) -> Tensors:
     """The tensors of a source under the names of the patterns; ties are checked where they are read."""
 
     def read(name: str, disk: str) -> Tensor:
+        if name in names.slices:
+            return _sliced(source, disk, names.slices[name])
         if isinstance(source, Checkpoint):
             tensor = source.read(disk, finite=not arch.tensors[name].buffer)
         else:
@@ -284,6 +319,18 @@ def _by_pattern(source: Tensors, arch: Architecture, names: Names) -> Tensors:
         return tensor.double() + offset if offset else tensor
 
     return View({}, {name: lambda _, n=name, disk=disk: read(n, disk) for name, disk in names.on_disk.items()})  # type: ignore[misc]
+
+
+def _sliced(source: Tensors, disk: str, index: Index) -> Tensor:
+    """A part of a tensor; of a file only the rows that hold it are read."""
+    if not isinstance(source, Checkpoint):
+        return source[disk][index]
+    first, *others = index
+    size = source.infos[disk].shape[0]
+    if isinstance(first, int):
+        return source.rows(disk, first, first + 1)[(0, *others)]
+    rows = range(size)[first]
+    return source.rows(disk, rows.start, rows.stop)[(slice(None, None, rows.step), *others)]
 
 
 @runtime_checkable
@@ -391,7 +438,8 @@ def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint
 def adapted_names(weights: Weights, adapter: Adapter) -> dict[str, str]:
     """The tensor of a model for each tensor that an adapter changes, `MODULE.weight` or `MODULE.bias`."""
     wanted = [f"{module}.weight" for module in adapter.modules] + [f"{module}.bias" for module in adapter.biased]
-    places = {disk: name for name, disk in resolve(weights.family, weights.arch, wanted).on_disk.items()}
+    found = resolve(weights.family, weights.arch, wanted)
+    places = {disk: name for name, disk in found.on_disk.items() if name not in found.slices}
     for key in wanted:
         name = places.get(key)
         if name is None or name not in weights.arch.tensors or (key != name and weights.arch.tied(name)):
@@ -442,14 +490,14 @@ def untied(weights: Weights) -> Weights:
     if not any(weights.arch.tied(name) for name in aliases.values()):
         return weights
     config = weights.family.untied_config(weights.config)
-    shapes = {name: weights.arch.shapes[name] for name in weights.arch.tensors}
+    shapes = weights.arch.stored_shapes()
     arch, names = describe(config, shapes | {alias: shapes[name] for alias, name in aliases.items()})
-    same = {name for name in arch.tensors if weights.names.on_disk.get(name) == name}
+    same = {name for name in arch.tensors if weights.names.on_disk.get(name) == names.on_disk[name]}
     return replace(
         weights,
         arch=arch,
         config=config,
-        names=Names(names.on_disk, {}),
+        names=replace(names, copies={}),
         tensors=View(weights, {alias: lambda t, n=name: t[n] for alias, name in aliases.items()}),  # type: ignore[misc]
         dtypes={name: weights.dtypes[aliases.get(name, name)] for name in arch.tensors},
         changed=weights.changed | (set(arch.tensors) - same),  # these can not be copied from file to file

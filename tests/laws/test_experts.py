@@ -26,7 +26,7 @@ from isobasin.weights import Weights
 pytestmark = pytest.mark.hf
 
 EXACT, SEEN = 1e-9, 1e-3
-MODELS = ("mixtral-untied", "mixtral-tied", "qwen2_moe-untied", "qwen3_moe-untied", "olmoe-untied")
+MODELS = ("mixtral-untied", "mixtral-tied", "qwen2_moe-untied", "qwen3_moe-untied", "olmoe-untied", "gpt_oss-untied")
 every = pytest.mark.parametrize("name", MODELS)
 
 

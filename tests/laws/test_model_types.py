@@ -12,6 +12,7 @@ import pytest
 import torch
 from null_space import Measured, null_space
 from outside import Undual, act, step_outside
+from safetensors.torch import load_file
 from torch import Tensor
 
 import isobasin as ib
@@ -19,6 +20,7 @@ import model_types as mt
 import tiny
 from isobasin.arch import FAMILIES, HeadSpace, Space
 from isobasin.arch.registry import REFUSED
+from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
 from isobasin.config_keys import differing_settings
 from isobasin.groups import Orthogonal, Phases, RotaryCommutant
@@ -44,7 +46,7 @@ SHORT = (
         "falcon-groups",
     ),
     *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied", "clip-towers"),
-    *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied"),
+    *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied", "gpt_oss-untied"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
 every = pytest.mark.parametrize("name", NAMES if SOME is NAMES else FIRST)  # one of every model type
@@ -212,6 +214,57 @@ def test_one_step_outside_the_group_is_seen(name: str) -> None:
                 assert error(name, act(flat, {space.name: swapped})) > SEEN, space.name
 
 
+def test_heads_carry_their_sinks() -> None:
+    a = mt.weights("gpt_oss-untied")
+    heads = a.arch.spaces["heads0"]
+    assert isinstance(heads, HeadSpace)
+    swapped = replace(symmetry(a.arch).groups["heads0"].identity(), kv=torch.tensor([1, 0]))  # type: ignore[type-var]
+    moved = held(act(a, {"heads0": swapped}))
+    assert error("gpt_oss-untied", moved) <= EXACT
+    assert error("gpt_oss-untied", held(moved, {heads.sinks: a[heads.sinks]})) > SEEN
+    # Attention weights do not sum to one beside a sink, so no bias takes over that of the values.
+    assert not any(name.startswith(("value:", "key:")) for name in symmetry(a.arch).coordinates)
+
+
+def test_fingerprints_see_sinks_and_the_biases_of_routers_and_experts() -> None:
+    a = mt.weights("gpt_oss-untied")
+    for name in ("self_attn.sinks", "mlp.router.bias", "mlp.experts.1.down_proj.bias", "mlp.experts.1.up_proj.bias"):
+        tensor = a[f"model.layers.0.{name}"]
+        changed = held(a, {f"model.layers.0.{name}": tensor + torch.linspace(-1, 1, len(tensor))})
+        assert not compare_fingerprints(fingerprint(a), fingerprint(changed)).equal, name
+
+
+def test_a_clamped_unit_without_up_still_counts() -> None:
+    a = mt.weights("gpt_oss-untied")
+    place = "model.layers.0.mlp.experts.1"
+    some = torch.arange(14) < 3
+    names = [f"{place}.up_proj.weight", f"{place}.up_proj.bias"]
+    without_up = held(a, {name: torch.where(some, 0, a[name]) for name in names})
+    reduced, notes = remove_degeneracies(without_up)
+    assert not notes
+    x = mt.inputs(a)
+    before, after = (mt.outputs(each, mt.built("gpt_oss-untied"), x) for each in (without_up, held(reduced)))
+    assert float((after - before).abs().max() / before.abs().max()) <= EXACT
+    gates = [name.replace("up_proj", "gate_proj") for name in names]
+    assert remove_degeneracies(held(a, {name: torch.where(some, 0, a[name]) for name in gates}))[1]
+
+
+def test_a_tensor_that_holds_several_is_written_as_it_was_found(tmp_path: Path) -> None:
+    a = ib.load(mt.save("gpt_oss-untied", tmp_path / "a"))
+    a.save(tmp_path / "b")
+    scramble(a, seed=1).apply(a).save(tmp_path / "c")
+    ib.merge([a, ib.load(tmp_path / "c")], align=False).save(tmp_path / "d")
+    files = [load_file(tmp_path / each / "model.safetensors") for each in "abcd"]
+    for file in files[1:]:
+        assert {n: t.shape for n, t in file.items()} == {n: t.shape for n, t in files[0].items()}
+    assert all(torch.equal(files[0][n], t) for n, t in files[1].items())
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    assert not torch.equal(files[0][name], files[2][name])
+    assert torch.allclose((files[0][name] + files[2][name]) / 2, files[3][name], atol=1e-6)
+    with pytest.raises(ib.IsobasinError, match=r"gate_up_proj: found shape 3×24×26, expected 3×24×28"):
+        ib.load(files[0] | {name: files[0][name][..., :26]}, a.config)
+
+
 def test_two_streams_move_apart() -> None:
     a = mt.weights("whisper-tied")
     moved = scramble(a, seed=1).elements
@@ -315,6 +368,7 @@ _WH = {k: v for k, v in _BA.items() if k != "max_position_embeddings"} | {"pad_t
 _WH |= {"num_mel_bins": 3, "max_source_positions": 4, "max_target_positions": 5}
 _MODERN = {"num_hidden_layers": 2, "norm_eps": 0.1, "cls_token_id": None, "sep_token_id": None}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "whisper": ("WhisperForConditionalGeneration", _WH, 446),
@@ -360,6 +414,11 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "qwen3_moe": ("Qwen3MoeForCausalLM", _MOE | _SPARSE, 90),
     "qwen3_moe normalised": ("Qwen3MoeForCausalLM", _MOE | _SPARSE | {"norm_topk_prob": True}, 90),
     "qwen2_moe": ("Qwen2MoeForCausalLM", _MOE | _SPARSE | {"shared_expert_intermediate_size": 5}, 97),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        _MOE | {"num_local_experts": 4, "intermediate_size": 3, "swiglu_limit": 0.8, "rope_parameters": _PLAIN_ROPE},
+        81,
+    ),
     "t5": ("T5ForConditionalGeneration", _T, 502),
     "t5 gated": ("T5ForConditionalGeneration", _T | {"feed_forward_proj": "gated-gelu"}, 502),
     "t5 own head": ("T5ForConditionalGeneration", _T | {"own_head": True}, 538),
@@ -416,6 +475,7 @@ def measure(name: str) -> tuple[Measured, int]:
     rng = torch.Generator().manual_seed(0)
     x = mt.inputs(weights, n=1)
     n = 20 + int(2 * sum(p.numel() for p in params.values()) / (5 * 8))
+    n *= 6 if kind.startswith(("GptOss", "Deepseek")) else 1  # units that are clamped, experts that are seldom chosen
     if "input_features" in x:
         x = mt.inputs(weights, n=n, length=5)
         x["input_features"] = x["input_features"].double()

@@ -12,6 +12,7 @@ from torch import Tensor
 from isobasin.alignment.descent import OnSweep, SweepState, from_embeddings, solve
 from isobasin.alignment.heads import HeadMatcher
 from isobasin.alignment.problem import AlignmentProblem, Elements
+from isobasin.arch import Architecture
 from isobasin.groups import Element, Monomial
 from isobasin.groups.assignment import assign
 from isobasin.groups.group import generator
@@ -78,10 +79,16 @@ def best_order(
 def signatures(model: NormalForm, space: str, streams: Action) -> list[Float[Tensor, "experts k"]]:
     """The signature of every expert in parts, one row for each expert, with the streams moved."""
     arch = model.arch
-    router = [streams.tensor(name, model.read(name)).flatten(1) for name in model.arch.blocks[space]]
+    router = [streams.tensor(name, model.read(name)) for name in router_tensors(arch, space)]
     experts = [_unit_products(model, member, streams) for member in arch.expert_spaces[space].members]
-    parts = [(rows - rows.mean(0)).to("cpu", torch.float64) for rows in router]  # the mean row is free
+    rows = (x.reshape(len(x), -1) for x in router)
+    parts = [(x - x.mean(0)).to("cpu", torch.float64) for x in rows]  # the mean row is free
     return [*parts, *(torch.stack(each) for each in zip(*experts, strict=True))]
+
+
+def router_tensors(arch: Architecture, space: str) -> list[str]:
+    """The tensors of a space of experts: the router, then its biases."""
+    return sorted(arch.blocks[space], key=lambda name: -len(arch.shapes[name]))
 
 
 def _unit_products(model: NormalForm, space: str, streams: Action) -> list[Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isobasin.alignment.comparable import check_comparable, weight_names
 from isobasin.alignment.result import LeftOut
-from isobasin.arch import Architecture, Names, Pattern, Space, describe, identity_fields
+from isobasin.arch import Architecture, Pattern, Space, describe, identity_fields
 from isobasin.errors import ArchitectureError
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform
@@ -293,7 +293,7 @@ def with_vocabulary(model: Weights, size: int) -> Weights:
     pad = model.config.get("pad_token_id")
     config = dict(model.config) | {VOCABULARY_KEY: size}
     config |= {"pad_token_id": None} if isinstance(pad, int) and pad >= size else {}
-    shapes = dict(model.arch.shapes)
+    shapes = model.arch.stored_shapes()
     shapes |= {n: tuple(size if k == axis else x for k, x in enumerate(shapes[n])) for n, axis in axes.items()}
     arch, names = describe(config, shapes)
 
@@ -334,12 +334,12 @@ def _hidden(
 
 def _base_model(model: Weights, tensors: Tensors, base: frozenset[str]) -> Weights:
     config = _base_config(model)
-    arch, _ = describe(config, {name: model.arch.shapes[name] for name in base})
+    arch, names = describe(config, model.arch.stored_shapes(base))
     return replace(
         model,
         arch=arch,
         config=config,
-        names=Names({name: name for name in arch.tensors}, {}),
+        names=names,
         tensors=tensors,
         dtypes={name: model.dtypes[name] for name in arch.tensors},
         checkpoint=None,

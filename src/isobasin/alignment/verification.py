@@ -252,6 +252,7 @@ class LayerCheck:
         may change places; each expert counts with its output of the router, as if all were chosen."""
         rng = torch.Generator().manual_seed(layer)
         total, streams = torch.zeros(()), dict[Norm | None, Tensor]()
+        constants: dict[str, Tensor] = {}
         for space in self._spaces(layer):
             norm = self.arch.norm_of(space)
             stream = self._written(layer) if norm is None else self.arch.streams[norm.space]
@@ -274,20 +275,15 @@ class LayerCheck:
                     source = _read(self.arch, tensors, other, z)
                 out = _attention(self.arch, space, tensors, x, source)
             out = out if out is not None else _units(self.arch, space, tensors, x)  # type: ignore[arg-type]
-            out = out * self._share(space, tensors, x)
+            share = self._share(space, tensors, x)
             for writer in self._writers(space):
                 out = out * self._scale(writer, tensors)
+                # What the layer adds whatever it reads; a parallel attention and feed-forward may share one.
+                if (bias := self.arch.bias_of(writer)) is not None:
+                    constants[bias] = tensors[bias] * self._scale(writer, tensors) * share
+            out = out * share
             total = total + (out + x if norm and norm.skip else out)  # after a post-norm the stream itself goes on
-        # What the layer adds whatever it reads; a parallel attention and feed-forward may share one.
-        writers = {
-            bias: name
-            for space in self._spaces(layer)
-            for name in self._writers(space)
-            if (bias := self.arch.bias_of(name))
-        }
-        for bias, writer in writers.items():
-            total = total + tensors[bias] * self._scale(writer, tensors)
-        return total
+        return total + sum(constants.values())
 
     def _written(self, layer: int) -> Space:
         """The stream to which a layer writes."""
@@ -304,7 +300,7 @@ class LayerCheck:
         """The output of the router for the units of an expert; 1 for anything else."""
         for experts in self.arch.expert_spaces.values():
             if space.name in experts.members:
-                (router,) = (name for name in self.arch.blocks[experts.name] if len(self.arch.shapes[name]) > 1)
+                router = self.arch.router_of(experts.name)
                 bias = self.arch.bias_of(router)
                 scores = x @ tensors[router].mT + (tensors[bias] if bias else 0.0)
                 return scores.softmax(-1)[:, [experts.members.index(space.name)]]
@@ -342,7 +338,7 @@ def _attention(
     matrices = attention_matrices(arch, heads, tensors)
     ended, source = (torch.cat([y, torch.ones_like(y[:, :1])], -1)[:, : matrices.q.shape[-2]] for y in (x, source))
     gains = (tensors[heads.q_gain], tensors[heads.k_gain]) if heads.qk_norm else None
-    return attend(matrices, ended, heads, gains, source)
+    return attend(matrices, ended, heads, gains, source, tensors[heads.sinks] if heads.sinks else None)
 
 
 def _units(arch: Architecture, space: Space, tensors: Tensors, x: Tensor) -> Float[Tensor, "t d"]:

@@ -81,7 +81,8 @@ class HeadSpace:
     `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
     `qk_norm`: queries and keys of each head pass an RMSNorm before they rotate; all heads share its gains, which are
     called `q_gain` and `k_gain`. `whole_norm`: that norm is over all heads together, with a gain for every column.
-    `plus_one`: these gains are stored less 1.
+    `plus_one`: these gains are stored less 1. `sinks` is the tensor with a number for each query head that takes part
+    in its softmax beside the scores: attention weights then do not sum to one.
     """
 
     name: str
@@ -101,6 +102,7 @@ class HeadSpace:
     q_gain: str = field(default="", compare=False)
     k_gain: str = field(default="", compare=False)
     plus_one: bool = field(default=False, compare=False)
+    sinks: str = field(default="", compare=False)
     role: ClassVar[SpaceRole] = "heads"
     # Heads move as a whole: none of what a plain space may do to single coordinates.
     rotates: ClassVar[bool] = False
@@ -188,6 +190,17 @@ class Placement:
     term: Term
 
 
+Index = tuple[int | slice, ...]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A tensor of a file that holds several tensors of the architecture: its shape, and where each of them lies."""
+
+    shape: tuple[int, ...]
+    slices: Mapping[str, Index]
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """Spaces, norms and patterns of one model. `tensors` is what a checkpoint may hold, by full name.
@@ -211,6 +224,7 @@ class Architecture:
     # together form a group; none given: every query reads all of them.
     tables: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)  # LayerScale: the weight whose outputs each one multiplies
+    stacks: Mapping[str, Stack] = field(default_factory=dict)  # tensors of files that hold several of `tensors`
     copied: tuple[str, ...] = ()  # beginnings of names: whatever else is called so (a vision tower), nothing moves
 
     # -- looking things up ---------------------------------------------------------------------------------
@@ -325,6 +339,14 @@ class Architecture:
         """The tensor of another expert that corresponds to this tensor of one."""
         space, _, k = self.expert_places[tensor]
         return self.expert_tensors[space][expert][k]
+
+    def without_expert(self, tensor: str) -> str:
+        """A name that does not depend on the expert a tensor belongs to: that of the first expert's tensor."""
+        return self.of_expert(tensor, 0) if tensor in self.expert_places else tensor
+
+    def router_of(self, experts: str) -> str:
+        """The weight that chooses among the experts of a space."""
+        return next(name for name in self.blocks[experts] if len(self.shapes[name]) > 1)
 
     def heads(self) -> Iterator[HeadSpace]:
         return (space for space in self.spaces.values() if isinstance(space, HeadSpace))
@@ -451,7 +473,7 @@ class Architecture:
         def parts(sides: tuple[tuple[str, int, int | None], ...]) -> tuple[tuple[str, int, int | None], ...]:
             return tuple((prefix + name, *rows) for name, *rows in sides)  # type: ignore[misc]
 
-        gains = ("q_gain", "k_gain")
+        gains = ("q_gain", "k_gain", "sinks")
         return replace(
             self,
             spaces={
@@ -471,7 +493,20 @@ class Architecture:
             routers=tuple(prefix + name for name in self.routers),
             tables=named(self.tables),
             scales=both(self.scales),
+            stacks={prefix + name: replace(stack, slices=named(stack.slices)) for name, stack in self.stacks.items()},
         )
+
+    @cached_property
+    def stack_of(self) -> Mapping[str, Stack]:
+        """For every tensor that files hold together with others, what holds it."""
+        return {name: stack for stack in self.stacks.values() for name in stack.slices}
+
+    def stored_shapes(self, names: Container[str] | None = None) -> dict[str, tuple[int, ...]]:
+        """The shapes of these tensors of a bound architecture (by default of all), under the names that files have."""
+        known = {name for name in self.tensors if names is None or name in names}
+        found = {name: self.shapes[name] for name in self.tensors if name in known and name not in self.stack_of}
+        held = {name: stack for name, stack in self.stacks.items() if any(each in known for each in stack.slices)}
+        return found | {name: stack.shape for name, stack in held.items()}
 
     def _check_shape(self, name: str, pattern: Pattern, shape: tuple[int, ...]) -> None:
         for role in pattern.roles:
@@ -554,6 +589,7 @@ def build(
     routers: tuple[str, ...] = (),
     tables: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     scales: Mapping[str, str] | None = None,
+    stacks: Mapping[str, Stack] | None = None,
 ) -> Architecture:
     """Put an architecture together from a family's strings, and check that it makes sense.
 
@@ -570,7 +606,7 @@ def build(
         if each.qk:  # it has its names already
             every[each.name] = each
             continue
-        gains = {key: getattr(each, key).replace("{i}", str(i)) for key in ("q_gain", "k_gain")}
+        gains = {key: getattr(each, key).replace("{i}", str(i)) for key in ("q_gain", "k_gain", "sinks")}
         every[f"heads{i}"] = replace(each, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}", **gains)
     for i in range(n):
         for s in (s for s in spaces if "{i}" in s.name):
@@ -589,6 +625,8 @@ def build(
         words = ("|qk{i}:q|", "|qk{i}|") if each.whole_norm else (f".{each.d_head}",) * 2
         names = dict(zip((each.q_gain, each.k_gain), words))
         patterns |= {name: parse(text) for name, text in per_layer(names, n).items()}
+    sinks = {heads.sinks: heads.name for heads in every.values() if isinstance(heads, HeadSpace) and heads.sinks}
+    patterns |= {name: parse(text) for name, text in sinks.items()}
     for name, weight in per_layer(scales or {}, n).items():
         patterns[name] = parse(f"?|{_written(patterns[weight], sources)}|")
     for norm in (norm for norm in parsed.values() if not norm.plain):
@@ -603,6 +641,7 @@ def build(
         routers=routers,
         tables=dict(tables or {}),
         scales=per_layer(scales or {}, n),
+        stacks=dict(stacks or {}),
     )
     _validate(arch)
     return arch

@@ -60,13 +60,15 @@ class Fields:
         parameters, scaling = self.table("rope_parameters"), self.table("rope_scaling")
         return scaling or parameters
 
-    def rotary(self, base_key: str = "rope_theta", default: float = 10000.0) -> dict[str, Any]:
+    def rotary(
+        self, base_key: str = "rope_theta", default: float = 10000.0, usual: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Base, type and scaling of rotary positions: whatever transformers reads of them, and nothing it ignores.
 
         A value inside the table wins over one beside it; `base_key` is where a base stands beside the table,
-        `default` the base where there is none.
+        `default` the base where there is none, and `usual` the table where there is none.
         """
-        table = self._rotary_table
+        table = self._rotary_table or usual or {}
         base = next((v for v in (table.get("rope_theta"), self.config.get(base_key)) if v is not None), default)
         if not isinstance(base, int | float) or isinstance(base, bool) or base <= 0:
             raise ArchitectureError(f"config.json: {base_key} is {base!r}, expected a positive number")

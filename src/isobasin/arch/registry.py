@@ -5,10 +5,11 @@ A new family is one file under `arch/families` and its name in the list below.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from isobasin.arch.architecture import Architecture
+from isobasin.arch.architecture import Architecture, Index
 from isobasin.arch.families import (
     bart,
     bert,
@@ -22,6 +23,7 @@ from isobasin.arch.families import (
     gpt2,
     gpt_neo,
     gpt_neox,
+    gpt_oss,
     isobasin,
     llama,
     modernbert,
@@ -42,8 +44,9 @@ from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
 _FILES = (
-    *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, cohere, stablelm),
-    *(olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders, multimodal, isobasin),
+    *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, gpt_oss, cohere),
+    *(stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders),
+    *(multimodal, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
 
@@ -68,7 +71,7 @@ REFUSED: dict[str, str] = {
     "albert": "one layer is applied several times, so its symmetries are not those of separate layers: not implemented",
     "electra": "its embeddings enter the stream without a norm on it: not implemented",
     **dict.fromkeys(
-        ("gpt_oss", "dbrx", "llama4", "deepseek_v2", "deepseek_v3"),
+        ("dbrx", "llama4", "deepseek_v2", "deepseek_v3"),
         "mixtures of experts and latent attention are not implemented",
     ),
     **dict.fromkeys(
@@ -105,10 +108,20 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 @dataclass(frozen=True)
 class Names:
-    """Where each tensor of an architecture lies on disk, and which further names are copies of it (ties)."""
+    """Where each tensor of an architecture lies on disk, and which further names are copies of it (ties). `slices`:
+    tensors that are only a part of the one on disk, and which part."""
 
     on_disk: Mapping[str, str]
     copies: Mapping[str, str]
+    slices: Mapping[str, Index] = field(default_factory=dict)
+
+    @cached_property
+    def by_disk(self) -> Mapping[str, tuple[str, ...]]:
+        """By name on disk, the tensors that lie there; copies apart."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, disk in self.on_disk.items():
+            found[disk] = (*found.get(disk, ()), name)
+        return found
 
 
 def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[Architecture, Names]:
@@ -122,7 +135,7 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     names = resolve(family, arch, shapes)
     described = {name: disk for name, disk in names.on_disk.items() if not name.startswith(arch.copied)}
     _check_biases(*family.language_model(config), described)
-    bound = arch.bind({name: shapes[disk] for name, disk in names.on_disk.items()})
+    bound = arch.bind(_shapes_of(arch, names, shapes))
     for copy, target in names.copies.items():
         if shapes[copy] != shapes[names.on_disk[target]]:
             raise ArchitectureError(
@@ -130,6 +143,27 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
                 f"{shapes[names.on_disk[target]]}; set tie_word_embeddings to false or remove one"
             )
     return bound, names
+
+
+def _shapes_of(arch: Architecture, names: Names, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors of the architecture; a tensor on disk that holds several must be as expected."""
+    found = {name: shapes[disk] for name, disk in names.on_disk.items() if name not in names.slices}
+    for stack in arch.stacks.values():
+        held = {name: index for name, index in stack.slices.items() if name in names.slices}
+        for disk in {names.on_disk[name] for name in held}:
+            if shapes[disk] != stack.shape:
+                raise ArchitectureError(
+                    f"{disk}: found shape {'×'.join(map(str, shapes[disk]))}, expected "
+                    f"{'×'.join(map(str, stack.shape))} from config.json: the config and the weights belong to "
+                    "different models"
+                )
+        found |= {name: _sliced(stack.shape, index) for name, index in held.items()}
+    return found
+
+
+def _sliced(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
+    places = zip((*index, *[slice(None)] * (len(shape) - len(index))), shape, strict=True)
+    return tuple(len(range(size)[place]) for place, size in places if isinstance(place, slice))
 
 
 def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:
@@ -188,7 +222,7 @@ def resolve(family: Family, arch: Architecture, names: Iterable[str]) -> Names:
     for disk in names:
         spellings = list(_spellings(family, disk))
         copied = next((n for n in reversed(spellings) if n.startswith(arch.copied)), disk)
-        found = next((n for n in spellings if n in arch.aliases or n in arch.tensors), copied)
+        found = next((n for n in spellings if n in arch.aliases or n in arch.tensors or n in arch.stacks), copied)
         target = arch.aliases.get(found)
         if target is not None and found != target:
             copies[disk] = target
@@ -203,7 +237,10 @@ def resolve(family: Family, arch: Architecture, names: Iterable[str]) -> Names:
         if target not in on_disk:
             on_disk[target] = copy
             del copies[copy]
-    return Names(on_disk, copies)
+    stacks = {name: on_disk.pop(name) for name in arch.stacks if name in on_disk}
+    slices = {name: index for stack in stacks for name, index in arch.stacks[stack].slices.items()}
+    inside = {name: disk for stack, disk in stacks.items() for name in arch.stacks[stack].slices}
+    return Names(on_disk | inside, copies, slices)
 
 
 def _spellings(family: Family, name: str) -> Iterable[str]:

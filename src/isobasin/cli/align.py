@@ -90,6 +90,8 @@ def align_command(
         place = device.find()
         # Both are untied, since only models of one architecture can be compared.
         reference, moving = (untied(model) if untie else model for model in map(memory.load, (to, b)))
+        if workers == 1 and learning is None:  # other processes read for themselves
+            reference, moving = reference.resident(place), moving.resident(place)
         # Before data are read. The loss between heads that differ says nothing, so learning needs the same ones.
         if trunk_pair(reference, moving) is None or match.matcher == "learned":
             check_comparable(reference, moving)
@@ -107,7 +109,7 @@ def align_command(
         if learning is None or is_first_process():
             moved = found.transform.apply(moving, device=place)
             run = "none" if verify == "layer" else verify
-            model_change = verified_change(moving, moved, run, seed=seed, quiet=show.silent)
+            model_change = verified_change(moving, moved, run, seed=seed, device=place, quiet=show.silent)
             files = transform_files(found.transform, save_transform)
             write_model(moved, save, quiet=show.silent, inputs=folders, files=files)
     facts = {

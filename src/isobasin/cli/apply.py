@@ -117,13 +117,15 @@ def _write_moved(
     save_transform: Path | None = None,
 ) -> dict[str, Any]:
     """Write the moved model if it has the outputs of the model, and measure the largest change of a weight."""
-    moved = transform.apply(weights, device=device.find())
-    output_change = verified_change(weights, moved, verify, quiet=show.silent)
+    place = device.find()
+    weights = weights.resident(place)
+    moved = transform.apply(weights, device=place)
+    output_change = verified_change(weights, moved, verify, device=place, quiet=show.silent)
     changes = [0.0]
 
     def measure(name: str, tensor: "Tensor | None") -> None:
         if tensor is not None and name in moved.changed and tensor.numel():
-            changes.append(float((tensor.double() - weights[name]).abs().max()))
+            changes.append(float((tensor.double() - weights[name].cpu()).abs().max()))
 
     files = transform_files(transform, save_transform)
     dtype = write_model(moved, save, quiet=show.silent, files=files, on_tensor=measure)

@@ -16,6 +16,7 @@ from isobasin.errors import ArchitectureError, IsobasinError, TransformError, is
 from isobasin.files import check_output_file, recover, strict_json
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from isobasin.symmetries.transform import Transform
@@ -134,7 +135,15 @@ def existing(*sources: str | Path | None) -> list[Path]:
     return [Path(source) for source in sources if source is not None and Path(source).exists()]
 
 
-def verified_change(before: "Weights", after: "Weights", verify: str, *, seed: int = 0, quiet: bool) -> float | None:
+def verified_change(
+    before: "Weights",
+    after: "Weights",
+    verify: str,
+    *,
+    seed: int = 0,
+    device: "torch.device | None" = None,
+    quiet: bool,
+) -> float | None:
     """The largest change of a moved model's outputs; an error if it is more than rounding.
 
     None if the model was not run: with `none`, or with `auto` where transformers or memory do not allow it, which is
@@ -145,7 +154,7 @@ def verified_change(before: "Weights", after: "Weights", verify: str, *, seed: i
     if verify == "none":
         return None
     try:
-        return require_same_outputs(before, after, seed=seed)
+        return require_same_outputs(before, after, seed=seed, device=device)
     except Exception as error:
         if verify == "model" or not (isinstance(error, ArchitectureError) or is_memory_problem(error)):
             raise
@@ -198,7 +207,7 @@ def write_model(
 
 
 @contextmanager
-def measured_cost(interval: float = 0.01) -> "Iterator[dict[str, float | None]]":
+def measured_cost(interval: float = 0.1) -> "Iterator[dict[str, float | None]]":
     """Time and peak memory of the body of a `with` statement; the yielded dictionary is filled when it ends.
 
     The peak that matters is that of anonymous memory: the system drops pages of mapped files when memory is short. It
@@ -227,6 +236,8 @@ def measured_cost(interval: float = 0.01) -> "Iterator[dict[str, float | None]]"
         unit = 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, other systems kilobytes
         cost["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit / 1024, 1)
         cost["peak_anon_mb"] = round(samples[0] / 1024, 1) or None
+        if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+            cost["peak_device_mb"] = round(sys.modules["torch"].cuda.max_memory_allocated() / 1e6, 1)
 
 
 def _anonymous_kb() -> int:

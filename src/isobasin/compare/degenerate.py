@@ -77,7 +77,7 @@ def _failures(m: AttentionMatrices, heads: HeadSpace, least: float) -> Iterator[
     sizes, cost = _patterns(m, heads)
     for head in torch.nonzero(sizes <= least**2 * sizes.max()).flatten().tolist():
         yield (head,), "its pattern is zero"
-    if heads.permutable:  # heads with different slopes differ even if their patterns agree
+    if heads.permutable and not heads.sinks:  # heads with other slopes or sinks differ even if their patterns agree
         for pair in _equal_patterns(sizes, cost, least):
             yield pair, "equal patterns"
 
@@ -136,7 +136,7 @@ def _without_silent_heads(m: AttentionMatrices, heads: HeadSpace) -> tuple[Atten
 
 def _with_sorted_values(m: AttentionMatrices, heads: HeadSpace, least: float) -> tuple[AttentionMatrices, list[str]]:
     """Heads with equal patterns: their joint V Oᵀ by its singular vectors, largest first."""
-    if not heads.permutable or heads.group_size > 1 or heads.qk_norm:
+    if not heads.permutable or heads.group_size > 1 or heads.qk_norm or heads.sinks:
         return m, []
     v, o, notes = m.v.clone(), m.o.clone(), []
     for family in _connected(_equal_patterns(*_patterns(m, heads), least)):
@@ -236,12 +236,16 @@ def _stored_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors, m: Att
 
 
 def _without_dead_units(arch: Architecture, space: str, tensors: Tensors) -> tuple[dict[str, Tensor], int]:
-    """Units whose up · down (or gate) is zero, set to zero in every tensor; and how many they are."""
+    """Units whose up · down (or gate) is zero, set to zero in every tensor; and how many they are.
+
+    Where a gated unit has no scale, what is multiplied with its gate is more than up: a unit without up still counts.
+    """
     emptied = {name: tensors[name].clone() for name, *_ in arch.carriers(space)}
     squares: dict[str, Tensor] = {}
     for _, rows, move in unit_rows(arch, space, emptied):
         squares[move] = squares.get(move, torch.zeros(len(rows), dtype=rows.dtype)) + rows.square().sum(1)
-    product = squares["primal"] * squares["dual"]
+    scaled = "permuted" not in squares or arch.spaces[space].scales
+    product = squares["dual"] * (squares["primal"] if scaled else 1)
     dead = product <= EMPTY**2 * product.max()
     if "permuted" in squares:
         dead |= squares["permuted"] <= EMPTY**2 * squares["permuted"].max()

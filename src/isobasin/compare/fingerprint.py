@@ -22,6 +22,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from isobasin.alignment.experts import router_tensors
 from isobasin.arch import Architecture, Axis, HeadSpace, Space
 from isobasin.compare.canonical import pair_weights
 from isobasin.compare.stream_frame import fixed_numbers, fixed_signs, joint_blocks, stream_rows, tables
@@ -388,9 +389,13 @@ def _with_gains(m: AttentionMatrices, heads: HeadSpace, tensors: Tensors) -> Att
 def _table_features(
     arch: Architecture, m: AttentionMatrices, heads: HeadSpace, tensors: Tensors, around: _HeadSketch
 ) -> Iterator[Tensor]:
-    """Tables of relative positions that heads carry with them: each head's column with what that head writes."""
+    """Tables of relative positions that heads carry with them, and sinks: each head's column with what it writes."""
     v, width = m.v.repeat_interleave(heads.group_size, 0), around.v.shape[1]
     written = ((around.v @ v[:, :width]) * (around.o @ m.o)).sum(-1)
+    if heads.sinks:
+        sinks = _compressed(tensors[heads.sinks])
+        yield _ratio(sinks @ written, written.norm())
+        yield sinks.mean().expand(EACH)
     for name in (name for name in arch.tables if name in tensors):
         table = tensors[name]
         columns = table.mT @ _numbers(f"table {name}", table.shape[0], EACH, like=table)
@@ -438,8 +443,9 @@ def _unit_features(
     gated, holding = False, holding_constants(model.arch)
     for name, rows, move in unit_rows(model.arch, space.name, tensors):
         stream = model.arch.stream_of(name)
+        label = model.arch.without_expert(name)
         if stream is None:
-            vectors = _numbers(f"row {name}", EACH, rows.shape[1], like=rows)
+            vectors = _numbers(f"row {label}", EACH, rows.shape[1], like=rows)
         else:
             sketch = sketches[stream.name]
             vectors = {"primal": sketch.left, "dual": sketch.right, "permuted": sketch.left.roll(1, 0)}[move]
@@ -447,14 +453,15 @@ def _unit_features(
             vectors = torch.cat([vectors, torch.ones_like(vectors[:, :1])], 1)
             rows = torch.cat([rows - rows.mean(1, keepdim=True), rows.sum(1, keepdim=True)], 1)
         if rows.shape[1] > vectors.shape[1]:  # a convolution: the stream, and then the places of its kernel
-            kernel = _numbers(f"row {name}", EACH, 1, rows.shape[1] // vectors.shape[1], like=rows)
+            kernel = _numbers(f"row {label}", EACH, 1, rows.shape[1] // vectors.shape[1], like=rows)
             vectors = (vectors[:, :, None] * kernel).flatten(1)
         seen[move] += vectors @ rows.mT
         sizes[move] += rows.square().sum(1)
         gated |= move == "permuted"
     gate = seen["permuted"] if gated else torch.ones_like(seen["dual"])
-    terms = gate * seen["primal"] * seen["dual"]
-    size = (sizes["primal"] * sizes["dual"] * (sizes["permuted"] if gated else 1)).sum()
+    more = 1.0 if gated and not space.scales else 0.0  # what is multiplied with a gate may be more than up
+    terms = gate * (seen["primal"] + more) * seen["dual"]
+    size = ((sizes["primal"] + more) * sizes["dual"] * (sizes["permuted"] if gated else 1)).sum()
     norm = terms.square().sum(1).sqrt()
     found = [_Product("ff", terms.sum(1), norm, size)]
     if gated or space.kind not in ("signed", "scaled"):
@@ -467,8 +474,9 @@ def _expert_features(
     model: NormalForm, space: str, experts: Sequence[str], sketches: Mapping[str, _Sketch]
 ) -> tuple[list[_Product], list[Tensor]]:
     """Of the experts of a layer, whose order does not count: the sum of their `ff`; and as vectors, products of their
-    rows of the router, the same sum with each expert times its row, and the size of the router."""
-    (router,) = (name for name in model.arch.blocks[space] if len(model.arch.shapes[name]) > 1)
+    rows of the router, the same sum with each expert times its row, the size of the router, and its biases and those
+    that experts add to the stream with these rows."""
+    router, *biases = router_tensors(model.arch, space)
     stream = model.arch.stream_of(router)
     assert stream is not None, router
     rows, sketch = model.read(router).to(model.device, torch.float64), sketches[stream.name]
@@ -486,7 +494,33 @@ def _expert_features(
         _ratio((left * values).sum(0), (rows.norm(dim=1)[:, None] * norms).norm(dim=0)),
         _log_root(rows.square().mean()).expand(EACH),
     ]
-    return joint, vectors
+    for name in biases:
+        numbers = _compressed(model.read(name).to(model.device, torch.float64))
+        vectors.append(_ratio(numbers @ left, rows.norm()))
+        vectors.append(numbers.abs().mean().expand(EACH))
+    return joint, vectors + _expert_output_features(model, experts, left, sketches)
+
+
+def _expert_output_features(
+    model: NormalForm, experts: Sequence[str], rows: Float[Tensor, "e k"], sketches: Mapping[str, _Sketch]
+) -> list[Tensor]:
+    """The biases that experts add to the stream: with their rows of the router, and their sum."""
+    arch, found = model.arch, []
+    outputs = [[n for n in model.blocks[name] if name not in arch.spaces_of(n)] for name in experts]
+    for names in zip(*outputs, strict=True):
+        x = torch.stack([model.read(name).to(model.device, torch.float64) for name in names])
+        (stream,) = arch.spaces_of(names[0])
+        sketch = sketches[stream]
+        written = x @ sketch.right.mT
+        size = x.square().mean().sqrt() + SOFTENING * sketch.scale
+        found.append(_ratio((rows * written).sum(0), rows.norm() * x.norm()))
+        found.append(written.sum(0) / x.numel() ** 0.5 / size)
+    return found
+
+
+def _compressed(x: Tensor) -> Tensor:
+    """Numbers of any size, such that a relative change of a small share changes each by that share at most."""
+    return x.sign() * x.abs().log1p()
 
 
 def _summed(products: Sequence[_Product]) -> _Product:

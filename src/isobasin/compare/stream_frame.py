@@ -125,7 +125,7 @@ def stream_rows(
         for name, axis, gain in tables(model.arch, model.blocks[space], stream, frame.elements):
             if not gain:
                 tensor = in_frame(model, frame, name, model.read(name).to(torch.float64))
-                yield name, tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+                yield model.arch.without_expert(name), tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
 
 
 # -- rotations ------------------------------------------------------------------------------------------------------

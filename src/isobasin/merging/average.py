@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -151,6 +152,7 @@ class MergedTensor:
         return not (self.is_buffer or self.copied or self.rows is not None) and all(
             model.checkpoint is not None
             and self.name not in model.changed
+            and self.name not in model.names.slices
             and model.checkpoint.infos[model.names.on_disk[self.name]].offset is not None
             for model in self.models
         )
@@ -219,9 +221,35 @@ class MergedTensor:
         return result
 
 
+@dataclass(frozen=True)
+class MergedStack:
+    """Merged tensors that a file holds as one, under this name; merged whole."""
+
+    disk: str
+    parts: Mapping[str, MergedTensor]
+    in_blocks: ClassVar[bool] = False
+    is_buffer: ClassVar[bool] = False
+
+    @property
+    def _first(self) -> MergedTensor:
+        return next(iter(self.parts.values()))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._first.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._first.models[0].disk_shape(self._first.name)
+
+    def whole(self, method: Method) -> Tensor:
+        """The merged tensor."""
+        return self._first.models[0].assembled(self.disk, lambda name: self.parts[name].whole(method))
+
+
 def write_merged(
     writer: CheckpointWriter,
-    tensors: Mapping[str, MergedTensor],
+    tensors: "Mapping[str, MergedTensor | MergedStack]",
     method: Method,
     *,
     block_bytes: int = BLOCK_BYTES,
@@ -246,7 +274,7 @@ def write_merged(
         try:
             for disk in writer.order:
                 tensor = tensors[disk]
-                if not tensor.in_blocks or not tensor.size:
+                if isinstance(tensor, MergedStack) or not tensor.in_blocks or not tensor.size:
                     drain(0)
                     writer.write(disk, tensor.whole(method), finite=not tensor.is_buffer)
                     if watch:

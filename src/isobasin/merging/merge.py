@@ -16,7 +16,7 @@ from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with
 from isobasin.checkpoint.folder import MADE_WITH, MODEL_CARD
 from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
-from isobasin.merging.average import BLOCK_BYTES, Linear, MergedTensor, write_merged
+from isobasin.merging.average import BLOCK_BYTES, Linear, MergedStack, MergedTensor, write_merged
 from isobasin.merging.recipe import MAX_ROUNDS, MergeRecipe
 from isobasin.views import Change, View
 from isobasin.weights import ModelSource, Weights, load
@@ -134,6 +134,11 @@ class MergeResult(Shown):
         models, rows = self._models(name), self.shared.rows.get(name) if self.shared else None
         return MergedTensor(name, models, self.dtypes[name], rows, copied=len(models) == 1)
 
+    def _disk_tensor(self, disk: str, names: Sequence[str]) -> MergedTensor | MergedStack:
+        parts = {name: self._tensor(name) for name in names}
+        stacked = names[0] in self.models[0].names.slices
+        return MergedStack(disk, parts) if stacked else parts[names[0]]
+
     def _config(self) -> dict[str, Any]:
         first, dtype = self.models[0], replace(self.models[0], dtypes=self.dtypes).dtype
         unchanged = self.recipe.dtype is None and dtype == first.dtype
@@ -160,8 +165,8 @@ class MergeResult(Shown):
         files and keys that name code only with `trust_remote_code`. `watch` is called after each tensor.
         """
         first = self.models[0]
-        names = {disk: name for name, disk in first.names.on_disk.items()} | dict(first.names.copies)
-        tensors = {disk: self._tensor(name) for disk, name in names.items()}
+        names = dict(first.names.by_disk) | {copy: (name,) for copy, name in first.names.copies.items()}
+        tensors = {disk: self._disk_tensor(disk, held) for disk, held in names.items()}
         with CheckpointWriter(
             out,
             {disk: (tensor.dtype, tensor.shape) for disk, tensor in tensors.items()},

@@ -77,11 +77,12 @@ def attend(
     heads: HeadSpace,
     gains: tuple[Tensor, Tensor] | None = None,
     source: Float[Tensor, "t rows"] | None = None,
+    sinks: Float[Tensor, " h"] | None = None,
 ) -> Float[Tensor, "t d"]:
     """What the layer adds to the stream for inputs x (ended by a column of ones where there are biases), in float64.
 
     `gains` are those of the norms on queries and keys, where there are any; `source` is what keys and values read, if
-    that is not what the queries read.
+    that is not what the queries read; `sinks` are scores of which nothing is read.
 
     Rotary angles and ALiBi slopes are generic ones: a symmetry holds for all of them or is none.
     """
@@ -101,7 +102,9 @@ def attend(
         steps = torch.arange(len(x), dtype=x.dtype, device=x.device)
         slopes = torch.exp2(-8 * torch.arange(1, heads.n_heads + 1, dtype=x.dtype, device=x.device) / heads.n_heads)
         scores = scores - slopes[:, None, None] * (steps[:, None] - steps).abs()
-    return torch.einsum("htn,hdn->td", torch.softmax(scores, -1) @ v, m.o)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(x), 1)], -1)
+    return torch.einsum("htn,hdn->td", torch.softmax(scores, -1)[..., : v.shape[1]] @ v, m.o)
 
 
 def _turned(x: Float[Tensor, "h t n"], heads: HeadSpace) -> Tensor:

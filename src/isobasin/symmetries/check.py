@@ -68,19 +68,22 @@ def check(model: ModelSource, *, seed: int = 0) -> Check:
     return Check(per_space, tolerance, measured, predicted)
 
 
-def require_same_outputs(before: Weights, after: Weights, *, seed: int = 0) -> float:
+def require_same_outputs(
+    before: Weights, after: Weights, *, seed: int = 0, device: torch.device | None = None
+) -> float:
     """Run a model and its moved copy on random inputs, before the copy is rounded to be stored.
 
     Returns the largest change of the outputs, relative to the largest output. Raises VerificationError if it is more
     than rounding: more than the tolerance, and more than outputs change when every weight is rounded to float32.
     """
     inputs = random_inputs(before, seed=seed)
-    reference = outputs(before, inputs)
-    largest = output_difference(reference, outputs(after, inputs))
+    place = device or torch.device("cpu")
+    reference = outputs(before, inputs, place)
+    largest = output_difference(reference, outputs(after, inputs, place))
     allowed = TOLERANCE_PER_LAYER * before.arch.sizes.n_layers
     if not largest <= allowed:
         rounded = perturbed(before, dict.fromkeys(before, rounding(torch.float32)), seed=seed, dtype=torch.float32)
-        allowed = max(allowed, ROUNDING_FACTOR * output_difference(reference, outputs(rounded, inputs)))
+        allowed = max(allowed, ROUNDING_FACTOR * output_difference(reference, outputs(rounded, inputs, place)))
     if not largest <= allowed:
         raise VerificationError(
             f"the moved model's outputs would differ by {largest:.1e} (allowed {allowed:.1e}): its symmetry group is "
@@ -130,5 +133,6 @@ def attention_nullity(weights: Weights, *, seed: int = 0) -> tuple[int, Nullity]
         bias=biased[0],
         out_bias=biased[1],
         layout="interleaved" if heads.interleaved else "half",
+        sinks=bool(heads.sinks),
     )
     return predicted_nullity(block), measured_nullity(block, seed=seed)

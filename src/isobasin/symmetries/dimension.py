@@ -41,7 +41,8 @@ class AttentionBlock:
 
     `rotary_dims` is the number of leading columns that rotate (None: all). `out_bias` follows `bias` unless
     said otherwise. `centred`: the inputs have zero mean over the features, as behind a LayerNorm.
-    `qk_norm`: RMS over each head's query and key with eps = 0 and gains that all heads share.
+    `qk_norm`: RMS over each head's query and key with eps = 0 and gains that all heads share. `sinks`: a number for
+    each head beside its scores, of which nothing is read.
     """
 
     n_heads: int
@@ -56,6 +57,7 @@ class AttentionBlock:
     centred: bool = False
     causal: bool = False
     layout: str = "half"
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         _refuse_bad_block(self)
@@ -97,7 +99,9 @@ class AttentionBlock:
         if self.causal:
             future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -torch.inf)
-        out = torch.einsum("hte,hde->td", scores.softmax(-1) @ v, params["o"])
+        if self.sinks:
+            scores = torch.cat([scores, params["sinks"][:, None, None].expand(-1, len(x), 1)], -1)
+        out = torch.einsum("hte,hde->td", scores.softmax(-1)[..., : len(x)] @ v, params["o"])
         return out + params["o_bias"] if self.has_out_bias else out
 
 
@@ -110,6 +114,8 @@ def _parameter_shapes(block: AttentionBlock) -> dict[str, tuple[int, ...]]:
         shapes["o_bias"] = (block.d_model,)
     if block.qk_norm:
         shapes |= {"q_gain": (block.d_head,), "k_gain": (block.d_head,)}
+    if block.sinks:
+        shapes["sinks"] = (block.n_heads,)
     if block.positions == "t5":
         # One entry per offset that occurs: an entry nobody reads would count as a symmetry.
         shapes["table"] = (block.n_heads, SEQUENCE_LENGTH if block.causal else 2 * SEQUENCE_LENGTH - 1)
@@ -254,6 +260,7 @@ def small_block(
     centred: bool = False,
     causal: bool = False,
     layout: str = "half",
+    sinks: bool = False,
 ) -> AttentionBlock:
     """A block of at most 4 heads of at most 8 columns with the structure of a real model's attention.
 
@@ -277,6 +284,7 @@ def small_block(
         centred=centred,
         causal=causal,
         layout=layout,
+        sinks=sinks,
     )
     return _shrink(real)
 
@@ -295,7 +303,7 @@ def _qk_dim(block: AttentionBlock) -> int:
 
 def _free_biases(block: AttentionBlock) -> int:
     """Biases the function does not see, or sees only as a sum."""
-    if not block.bias:
+    if not block.bias or block.sinks:  # beside sinks, no constant of keys or values is lost
         return 0
     # The softmax cancels b_K where its columns do not rotate; a norm behind the bias mixes it in.
     free_key = 0 if block.qk_norm else block.n_kv_heads * (block.d_head - block.n_rotary)

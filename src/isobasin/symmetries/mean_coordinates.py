@@ -342,12 +342,18 @@ def _free_bias_rows(arch: Architecture, heads: HeadSpace, words: Axis) -> list[i
 
 
 def free_key_rows(heads: HeadSpace, rows: list[int]) -> list[int]:
-    """Of the key rows, those whose constant the softmax cancels: all but the rotary columns of each head."""
+    """Of the key rows, those whose constant the softmax cancels: all but the rotary columns of each head; none beside
+    sinks, which do not move with the scores."""
+    if heads.sinks:
+        return []
     return [row for k, row in enumerate(rows) if k % heads.d_head >= heads.rotary]
 
 
 def output_projection(arch: Architecture, heads: HeadSpace) -> tuple[str, int, str] | None:
-    """The tensor that reads the values of these heads, the axis it does so on, and its bias; None without one."""
+    """The tensor that reads the values of these heads, the axis it does so on, and its bias; None without one, or where
+    attention weights do not sum to one, so that the bias takes over no constant of the values."""
+    if heads.sinks:
+        return None
     for name, axis, words, term in arch.carriers(heads.vo):
         if term.dual and len(words.terms) == 1 and len(arch.tensors[name].roles[0].axes) == 2:
             bias = arch.bias_of(name)

@@ -324,4 +324,5 @@ def _by_rows(part: Symmetry, name: str) -> bool:
 def _on_disk(weights: Weights, name: str) -> bool:
     if isinstance(weights.tensors, ReadOnce):
         return False
-    return weights.checkpoint is not None and name not in weights.changed and name not in weights.names.copies.values()
+    shared = name in weights.names.copies.values() or name in weights.names.slices
+    return weights.checkpoint is not None and name not in weights.changed and not shared

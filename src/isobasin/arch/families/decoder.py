@@ -90,8 +90,8 @@ def _rotary(table: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": table.get("rope_theta")} if plain else dict(table)
 
 
-def sliding_windows(config: Mapping[str, Any], every: int = 2) -> dict[str, Any]:
+def sliding_windows(config: Mapping[str, Any], every: int = 2, usual: int = 4096) -> dict[str, Any]:
     """The sliding window of each layer; by default every n-th layer has none."""
-    window = config.get("sliding_window", 4096)
+    window = config.get("sliding_window", usual)
     types = Fields(config).layer_types(lambda i: "sliding_attention" if (i + 1) % every else "full_attention")
     return {"sliding windows": [window if kind == "sliding_attention" else None for kind in types]}

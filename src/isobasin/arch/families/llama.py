@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isobasin.arch.architecture import Architecture, HeadSpace, Kind, Sizes, Space, build, stream_kind
+from isobasin.arch.architecture import Architecture, HeadSpace, Kind, Sizes, Space, Stack, build, stream_kind
 from isobasin.arch.config import Fields
 from isobasin.arch.families.decoder import decoder_head
 from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
@@ -52,6 +52,8 @@ def gated_decoder(
     rotary: Mapping[str, Any] | None = None,
     units_spaces: Sequence[Space] | None = None,
     routers: tuple[str, ...] = (),
+    sinks: str = "",
+    stacks: Mapping[str, Stack] | None = None,
 ) -> Architecture:
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
@@ -63,7 +65,8 @@ def gated_decoder(
     layer where they are not Llama's; `norms_behind`: some of them stand behind a sublayer, and no weight reads them, so
     that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys. `rotary` is what
     a config says of rotary positions, where it says it in another way. `units_spaces` are the spaces of units where
-    layers have experts, `routers` the weights that choose them.
+    layers have experts, `routers` the weights that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what
+    files hold in one tensor.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
@@ -81,7 +84,7 @@ def gated_decoder(
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
     word = ", plus_one" if plus_one else ", plain" if plain else ""
     heads = HeadSpace("heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one)
-    heads = replace(heads, whole_norm=whole_norm)
+    heads = replace(heads, whole_norm=whole_norm, sinks=sinks)
     if qk_norm:
         layer_names = "model.layers.{i}.self_attn"
         heads = replace(heads, q_gain=f"{layer_names}.q_norm.weight", k_gain=f"{layer_names}.k_norm.weight")
@@ -111,6 +114,7 @@ def gated_decoder(
         aliases=head.aliases,
         rotary=c.rotary(default=rope_theta) if rotary is None else rotary,
         routers=routers,
+        stacks=stacks,
     )
 
 
