@@ -115,21 +115,21 @@ def main() -> None:
             base = next((each["cpu_s"] for each in rows if each["row"] == "merge"), None)
             found["ratio_to_merge"] = round(found["cpu_s"] / base, 2) if base else None
             print(
-                f"{row:16s} wall {found['wall_s']:7.1f} s   cpu {found['cpu_s']:7.1f} s   {found['ratio_to_merge']} M   "
+                f"{row:16s} wall {found['wall_s']:7.1f} s  cpu {found['cpu_s']:7.1f} s  {found['ratio_to_merge']} M   "
                 f"host {found['peak_rss_mb']:.0f} MB (anonymous {found['peak_anon_mb']})   "
                 f"device {found['peak_device_mb']} MB   {found['result']} {found['problem']}",
                 flush=True,
             )
-    if arguments.output:
-        facts = {
-            "command": " ".join(["python", "bench/scale.py", *sys.argv[1:]]),
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if here.type == "cuda" else platform.processor(),
-            "threads": torch.get_num_threads(),
-            "n_params": n_params,
-            "rows": rows,
-        }
-        arguments.output.write_text(json.dumps(facts, indent=2) + "\n")
+            if arguments.output:
+                facts = {
+                    "command": " ".join(["python", "bench/scale.py", *sys.argv[1:]]),
+                    "torch": torch.__version__,
+                    "device": torch.cuda.get_device_name() if here.type == "cuda" else platform.processor(),
+                    "threads": torch.get_num_threads(),
+                    "n_params": n_params,
+                    "rows": rows,
+                }
+                arguments.output.write_text(json.dumps(facts, indent=2) + "\n")
 
 
 if __name__ == "__main__":
