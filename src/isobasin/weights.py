@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from isobasin.arch import FAMILIES, Architecture, Family, Index, Names, describe, family_of, resolve
+from isobasin.arch import FAMILIES, Architecture, Family, Index, Names, describe, family_of, of_stored_class, resolve
 from isobasin.arch.user_family import use_family, use_listed_families
 from isobasin.checkpoint import (
     Adapter,
@@ -386,6 +386,7 @@ def _class_of(model: object) -> dict[str, list[str]]:
 
 def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint | None) -> Weights:
     infos: Mapping[str, TensorInfo] | Tensors = checkpoint.infos if checkpoint else tensors
+    config = of_stored_class(config, infos)
     arch, names = describe(config, {name: tuple(info.shape) for name, info in infos.items()})
     dtypes = {name: infos[disk].dtype for name, disk in names.on_disk.items()}
     for name, dtype in dtypes.items():

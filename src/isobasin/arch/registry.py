@@ -166,6 +166,26 @@ def _sliced(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
     return tuple(len(range(size)[place]) for place, size in places if isinstance(place, slice))
 
 
+def of_stored_class(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    """The config of the class that a folder was saved from.
+
+    Folders of sentence encoders hold a model without a head, and their config may still name the class with a head that
+    it was trained as. Such a file has neither a tensor of that head nor the base prefix in its names.
+    """
+    family, names = family_of(config), list(names)
+    bare = {**config, "architectures": [f"{family.stem}Model"]}
+    prefixed = not family.prefix or any(name.startswith(family.prefix) for name in names)
+    if prefixed or "Model" not in family.heads or family.class_of(config) == family.class_of(bare):
+        return config
+    if not family.covers(family.class_of(config)):
+        return config
+    _check_depth(config, len(names))
+    whole, trunk = family.architecture(config), family.architecture(bare)
+    head = whole.tensors.keys() - trunk.tensors.keys()
+    needed = any(not whole.tensors[name].optional and not whole.tensors[name].buffer for name in head)
+    return config if not needed or head & resolve(family, whole, names).on_disk.keys() else bare
+
+
 def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:
     """Patterns are written out layer by layer, so a depth that no tensor backs must not get that far."""
     for key in ("n_layer", "n_layers", "num_hidden_layers"):
