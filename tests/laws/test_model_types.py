@@ -292,12 +292,54 @@ def test_data_files_are_no_audio(tmp_path: Path) -> None:
         ib.align(a, to=a, matcher=ib.ActivationMatching(tmp_path / "text.txt"))
 
 
-@pytest.mark.parametrize("name", ["gemma2-untied", "gemma3_text-untied", "bloom-untied"])
+# What the derivation of the groups marks as no symmetry, each beside the element of the group that is next to it.
+@pytest.mark.parametrize(
+    "name", ["gemma2-untied", "gemma3_text-untied", "glm4-untied", "olmo2-untied", "olmo3-untied", "bloom-untied"]
+)
 def test_a_norm_that_writes_the_stream_keeps_it_from_rotating(name: str) -> None:
     a = mt.weights(name)
     flat, (stream,) = held(normalize(a).apply(a)), a.arch.streams.values()
     assert error(name, act(flat, {stream.name: symmetry(a.arch).groups[stream.name].sample(seed=1)})) <= EXACT
     assert error(name, act(flat, {stream.name: Orthogonal(stream.size).sample(seed=1)})) > SEEN
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3-untied", "gemma3_text-tied", "olmo2-untied", "olmo3-untied", "olmoe-untied", "qwen3_moe-untied"),
+        "gemma3-tied",
+    ],
+)
+def test_norms_on_queries_and_keys_leave_no_phases(name: str) -> None:
+    """A phase for each rotary pair turns queries and keys against the gains of their norms; a sign does not."""
+    a = mt.weights(name)
+    heads = next(a.arch.heads())
+    still = replace(symmetry(a.arch).groups[heads.name].identity())
+    turn = RotaryCommutant(heads.rotary, heads.interleaved).sample(heads.n_kv_heads, seed=1)
+    phases = turn.u / turn.u.abs()
+    signs = torch.where(phases.real > 0, 1.0, -1.0).to(phases.dtype)
+    assert (signs.real < 0).any()
+    for factor, seen in ((signs, False), (phases, True)):
+        changed = error(name, act(a, {heads.name: replace(still, qk=Phases(factor, heads.interleaved))}))  # type: ignore[type-var]
+        assert changed > SEEN if seen else changed <= EXACT
+
+
+@pytest.mark.parametrize("name", ["bloom-tied", "mpt-tied", "falcon-alibi", "t5-relu", "mt5-gated", "mpnet-masked-lm"])
+def test_heads_with_positions_of_their_own_keep_their_places(name: str) -> None:
+    """ALiBi has a slope for each head. A table of relative positions that all layers share ties the order of their heads:
+    with the columns of the table all of them may be exchanged at once, and those of one layer may not."""
+    a = mt.weights(name)
+    fixed = [heads for heads in a.arch.heads() if not heads.permutable and heads.stack != "decoder"]
+    order = torch.arange(fixed[0].n_kv_heads).flip(0)
+    swapped = {heads.name: replace(symmetry(a.arch).groups[heads.name].identity(), kv=order) for heads in fixed}  # type: ignore[type-var]
+    assert len(swapped) == 2
+    for heads in swapped:
+        assert error(name, act(a, {heads: swapped[heads]})) > SEEN
+    moved = act(a, swapped)
+    assert error(name, moved) > SEEN
+    for table in a.arch.tables:
+        if "decoder" not in table:
+            assert error(name, held(moved, {table: a[table][:, order]})) <= EXACT
 
 
 # -- configs --------------------------------------------------------------------------------------------------------
@@ -328,6 +370,17 @@ def test_known_model_types_are_refused_with_the_reason() -> None:
     assert not REFUSED.keys() & FAMILIES.keys()
     with pytest.raises(ib.IsobasinError, match="expected one of gpt2, bert"):
         ib.load({}, {"model_type": "no such type"})
+
+
+def test_the_post_norm_opt_is_refused_with_the_reason() -> None:
+    """OPT 350M, alone of its type: its stream begins without a norm, and its embeddings are projected."""
+    opt = mt.weights("opt-tied")
+    for key, value, reason in (
+        ("do_layer_norm_before", False, r"do_layer_norm_before is false \(OPT 350M\)"),
+        ("word_embed_proj_dim", 12, "word_embed_proj_dim is not hidden_size"),
+    ):
+        with pytest.raises(ib.IsobasinError, match=reason):
+            ib.load(mt.built("opt-tied").state_dict(), {**opt.config, key: value})
 
 
 def test_keys_that_change_what_transformers_computes_count_or_are_refused() -> None:
@@ -370,7 +423,14 @@ _MODERN = {"num_hidden_layers": 2, "norm_eps": 0.1, "cls_token_id": None, "sep_t
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
+_L2 = _LLAMA | {"num_hidden_layers": 2, "intermediate_size": 7, "vocab_size": 23}
+_GROUPS = {"new_decoder_architecture": True, "num_attention_heads": 4, "num_kv_heads": 2}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
+    "llama": ("LlamaForCausalLM", _L2, 162),
+    "mistral": ("MistralForCausalLM", _L2, 162),
+    "qwen2": ("Qwen2ForCausalLM", _L2, 162),
+    "qwen2 tied": ("Qwen2ForCausalLM", _L2 | {"head_dim": 2, "tie_word_embeddings": True}, 70),
+    "phi3": ("Phi3ForCausalLM", _LLAMA | {"pad_token_id": 0}, 97),
     "whisper": ("WhisperForConditionalGeneration", _WH, 446),
     "gemma tied": ("GemmaForCausalLM", _LLAMA, 61),
     "gemma untied": ("GemmaForCausalLM", _LLAMA | _U, 97),
@@ -388,8 +448,10 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "falcon 7b untied": ("FalconForCausalLM", _F | _U, 128),
     "falcon rw tied": ("FalconForCausalLM", _F | _RW, 158),
     "falcon rw untied": ("FalconForCausalLM", _F | _RW | _U, 236),
-    "falcon 40b tied": ("FalconForCausalLM", _F | {"new_decoder_architecture": True, "num_kv_heads": 1}, 66),
+    "falcon 40b tied": ("FalconForCausalLM", _F | _GROUPS, 58),
+    "falcon 40b untied": ("FalconForCausalLM", _F | _GROUPS | _U, 136),
     "bloom tied": ("BloomForCausalLM", _B, 211),
+    "bloom untied": ("BloomForCausalLM", _B | _U, 304),
     "mpt tied": ("MptForCausalLM", _W | {"d_model": 8, "n_layers": 1, "n_heads": 2, "layer_norm_epsilon": 0.1}, 176),
     "opt tied": ("OPTForCausalLM", _O, 185),
     "opt untied": ("OPTForCausalLM", _O | _U, 270),
@@ -431,17 +493,21 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "dinov2": ("Dinov2ForImageClassification", _I | {"num_hidden_layers": 1, "mlp_ratio": 1}, 266),
     "beit": ("BeitForImageClassification", _I | {"use_relative_position_bias": True}, 398),
     "modernbert": ("ModernBertForMaskedLM", _D8 | _W | _MODERN, 232),
+    "modernbert untied": ("ModernBertForMaskedLM", _D8 | _W | _MODERN | _U, 351),
     "nomic_bert": ("NomicBertForMaskedLM", _N | {"num_hidden_layers": 2, "pad_token_id": 0}, 175),
     "mpnet": ("MPNetForMaskedLM", _R | {"num_hidden_layers": 2}, 386),
     "deit": ("DeiTForImageClassificationWithTeacher", _I, 405),
 }
-# Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 # Directions that are symmetries and not part of the group used here: the scales of squared ReLU units; and, where heads
 # without an output bias fill the stream, a constant of the values that becomes a multiple of ones, which no norm sees.
 # A classifier of DINOv2 reads a norm twice: rotations (21), gain and shift (16) and the means of its rows (10).
 # Where heads without an output bias fill the stream (Nomic BERT), so does what they may add whatever they read: it
 # frees the shift of the norm before them (8), which stands on the skip path, and two more directions in each layer.
+# An untied word table in front of a norm can leave the sphere of that norm: with eps it then imitates gains, shifts and
+# rotations (36 directions in BLOOM, 29 in ModernBERT; they vanish with eps).
 UNUSED = {"nomic_bert": 2 * 10, "dinov2": 47, "stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
+UNUSED |= {"bloom untied": 36, "modernbert untied": 29}
+# Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 UNREAD = {
     "mpnet": 46 + 14,
     "dinov2": 7,
@@ -499,7 +565,8 @@ def measure(name: str) -> tuple[Measured, int]:
 
 
 # Large for what they add to the others.
-LONG = ("t5 gated", "t5 own head", "mbart", "qwen3_moe normalised", "falcon rw untied", "roberta untied", "opt untied")
+LONG = ("llama", "mistral", "qwen2", "qwen2 tied", "phi3", "falcon 40b untied", "bloom untied", "modernbert untied")
+LONG += ("t5 gated", "t5 own head", "mbart", "qwen3_moe normalised", "falcon rw untied", "roberta untied", "opt untied")
 LONG += (
     "gemma untied",
     "gemma2 untied",
