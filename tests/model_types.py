@@ -467,11 +467,11 @@ class Float64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Everything a float64 model says, one row per example."""
+def forward(model: nn.Module, inputs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Everything a float64 model says with these tensors in place of its own, one row per example."""
     cast = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
     with Float64():
-        said = model(**cast)
+        said = torch.func.functional_call(model, dict(tensors), (), cast)
     names = (*OUTPUTS, *(ENCODER_OUTPUTS if said.get("last_hidden_state") is not None else ()))
     return torch.cat([said[name].flatten(1) for name in names if said.get(name) is not None], dim=1)
 
@@ -504,22 +504,37 @@ def weights(name: str, seed: int = 0) -> ib.Weights:
     return ib.load(built(name, seed))
 
 
-def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The outputs of these weights in float64, by the class of transformers of `model`."""
+def _file_tensor(w: ib.Weights, disk: str) -> Tensor:
+    return w.assembled(disk, lambda name: w.stored(name).double())
+
+
+@cache
+def _in_memory(model: nn.Module) -> tuple[nn.Module, list[str], dict[str, Tensor]]:
+    """The model in float64; the tensors of its file; and for every tensor in memory, which entries of these it holds,
+    counted through all of them. transformers may hold several tensors of a file as one."""
     import copy
 
-    if w.family.fused:
-        state = {disk: w.assembled(disk, lambda n: w.stored(n).double()) for disk in w.names.by_disk}
-        module = type(model).from_pretrained(None, config=model.config, state_dict=state, dtype=torch.float64)
-        with torch.no_grad():
-            return forward(module.eval(), inputs)
+    start = ib.load(model)
+    state, n = {}, 0
+    for disk in sorted(start.names.by_disk):
+        shape = _file_tensor(start, disk).shape
+        state[disk] = torch.arange(n, n + shape.numel(), dtype=torch.float64).reshape(shape)
+        n += shape.numel()
+    stored = list(state)
+    if start.family.fused:
+        fused = type(model).from_pretrained(None, config=model.config, state_dict=state, dtype=torch.float64)
+        state = fused.state_dict()
     module = copy.deepcopy(model).double()
-    places = ib.load(model).names.on_disk
-    state = dict(module.state_dict())
-    for n, disk in places.items():
-        state[disk].copy_(w.stored(n).double())
+    own = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    return module, stored, {name: places.long() for name, places in state.items() if name in own}
+
+
+def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The outputs of these weights in float64, by the class of transformers of `model`."""
+    module, stored, places = _in_memory(model)
+    entries = torch.cat([_file_tensor(w, disk).flatten() for disk in stored])
     with torch.no_grad():
-        return forward(module, inputs)
+        return forward(module, inputs, {name: entries[index] for name, index in places.items()})
 
 
 def inputs(w: ib.Weights, n: int = 3, length: int = 9, seed: int = 0) -> dict[str, Tensor]:
