@@ -326,8 +326,8 @@ def test_norms_on_queries_and_keys_leave_no_phases(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bloom-tied", "mpt-tied", "falcon-alibi", "t5-relu", "mt5-gated", "mpnet-masked-lm"])
 def test_heads_with_positions_of_their_own_keep_their_places(name: str) -> None:
-    """ALiBi has a slope for each head. A table of relative positions that all layers share ties the order of their heads:
-    with the columns of the table all of them may be exchanged at once, and those of one layer may not."""
+    """ALiBi has a slope for each head. A table of relative positions that all layers share ties the order of heads:
+    with the columns of the table those of all layers may be exchanged at once, and those of one layer may not."""
     a = mt.weights(name)
     fixed = [heads for heads in a.arch.heads() if not heads.permutable and heads.stack != "decoder"]
     order = torch.arange(fixed[0].n_kv_heads).flip(0)
