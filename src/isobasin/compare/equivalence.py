@@ -530,9 +530,8 @@ def _reason_different(
     )
     worst, first = evidence.worst, evidence.first
     if worst is not None and first is not None:
-        text += f"; they part first at {_place(first)}" + (
-            f", and most at {_place(worst)}" if _is_elsewhere(first, worst) else ""
-        )
+        most = f", and most at {_place(worst)}" if _is_elsewhere(first, worst) else ""
+        text += f"; they part first at {_place(first)}{most}"
         text += f", {evidence.obstacle}" if evidence.obstacle else ""
     else:
         text += f"; {evidence.obstacle}"
