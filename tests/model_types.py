@@ -179,6 +179,8 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         _LN | {"num_key_value_heads": 2, "logit_scale": 0.5},
         tied=(_LM, {}),
         untied=(_LM, _UNTIED | {"num_key_value_heads": 4, "attention_bias": True}),
+        head_norms=(_LM, {"use_qk_norm": True}),
+        head_norms_biases=(_LM, _UNTIED | {"use_qk_norm": True, "attention_bias": True, "num_key_value_heads": 1}),
     ),
     *_variants(
         "cohere2",
@@ -194,6 +196,8 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         untied=(_LM, {}),
         biases=(_LM, {"use_qkv_bias": True, "num_key_value_heads": 4}),
         parallel=(_LM, {"use_parallel_residual": True, "tie_word_embeddings": True}),
+        head_norms=(_LM, {"qk_layernorm": True}),
+        head_norms_biases=(_LM, {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True}),
         classifier=(_CLS, {"num_labels": 5}),
     ),
     *_variants(

@@ -44,7 +44,7 @@ def groups(draw: st.DrawFn) -> Group:
     plain = [
         *(MonomialGroup(n, scales) for scales in ("none", "global", "signs", "positive", "nonzero")),
         Trivial(n),
-        PairSigns(2 * n, draw(st.booleans())),
+        PairSigns(2 * n, draw(st.booleans()), draw(st.booleans())),
         Orthogonal(n),
         OrthogonalFixingOnes(n),
     ]

@@ -40,6 +40,8 @@ SHORT = (
         "gemma3_text-tied",
         "glm-untied",
         "cohere2-tied",
+        "cohere-head-norms",
+        "stablelm-head-norms",
         "olmo-untied",
         "olmo2-untied",
         "mixtral-untied",
@@ -206,7 +208,7 @@ def test_one_step_outside_the_group_is_seen(name: str) -> None:
             assert error(name, act(flat, {space.name: inside})) <= EXACT, space.name
             assert error(name, act(flat, {space.name: inside}, Undual)) > SEEN, space.name
             if space.qk_norm:  # behind a norm with gains that differ inside pairs, a phase is no symmetry
-                turn = RotaryCommutant(space.rotary, space.interleaved).sample(space.n_kv_heads, seed=1)
+                turn = RotaryCommutant(space.d_head, space.interleaved).sample(space.n_kv_heads, seed=1)
                 turned = replace(groups[space.name].identity(), qk=Phases(turn.u / turn.u.abs(), space.interleaved))  # type: ignore[type-var]
                 assert error(name, act(flat, {space.name: turned})) > SEEN, space.name
             if not space.permutable:
@@ -263,6 +265,31 @@ def test_a_tensor_that_holds_several_is_written_as_it_was_found(tmp_path: Path) 
     assert torch.allclose((files[0][name] + files[2][name]) / 2, files[3][name], atol=1e-6)
     with pytest.raises(ib.IsobasinError, match=r"gate_up_proj: found shape 3×24×26, expected 3×24×28"):
         ib.load(files[0] | {name: files[0][name][..., :26]}, a.config)
+
+
+@pytest.mark.parametrize("name", ["cohere-head-norms", "stablelm-head-norms"])
+def test_what_a_layer_norm_of_each_head_does_not_see(name: str) -> None:
+    """The same vector in all rows of a head, and the sign of its rows with its gains; nothing less."""
+    a = mt.weights(name)
+    heads = next(a.arch.heads())
+    (gain, *_), weight, n = heads.gain_names[0], "model.layers.0.self_attn.q_proj.weight", heads.d_head
+    rng = torch.Generator().manual_seed(0)
+    vector, first = torch.randn(a[weight].shape[1], generator=rng), torch.arange(len(a[weight])) < n
+    row, pair = (first & (torch.arange(len(a[weight])) < k) for k in (1, 2))
+    signs, turned = torch.where(first, -1.0, 1.0)[:, None], a[weight].clone()
+    turned[[0, 1]] = torch.stack([-a[weight][1], a[weight][0]])
+    rows = a[gain].reshape(-1, n).clone()
+    rows[0] *= -1
+    flipped = rows.reshape(a[gain].shape)
+    assert error(name, held(a, {weight: a[weight] + first[:, None] * vector})) <= 1e-6  # float32 here
+    assert error(name, held(a, {weight: a[weight] * signs, gain: flipped})) <= EXACT
+    for outside in (
+        {weight: a[weight] + row[:, None] * vector},
+        {weight: a[weight] * signs},
+        {weight: a[weight] * torch.where(pair, -1.0, 1.0)[:, None]},
+        {weight: turned},
+    ):
+        assert error(name, held(a, outside)) > SEEN
 
 
 def test_two_streams_move_apart() -> None:
@@ -467,6 +494,14 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "stablelm parallel": ("StableLmForCausalLM", _N | _PAIR | _STABLE | {"use_parallel_residual": True}, 187),
     "cohere tied": ("CohereForCausalLM", _N | _PAIR, 104),
     "cohere untied": ("CohereForCausalLM", _N | _PAIR | _U, 215),
+    "stablelm head norms": ("StableLmForCausalLM", _N | _PAIR | _STABLE | {"qk_layernorm": True}, 225),
+    "stablelm parallel head norms": (
+        "StableLmForCausalLM",
+        _N | _PAIR | _STABLE | {"qk_layernorm": True, "use_parallel_residual": True},
+        209,
+    ),
+    "cohere tied head norms": ("CohereForCausalLM", _N | _PAIR | {"use_qk_norm": True}, 128),
+    "cohere untied head norms": ("CohereForCausalLM", _N | _PAIR | _U | {"use_qk_norm": True}, 239),
     "nemotron": ("NemotronForCausalLM", _D8 | _W | _PAIR | {"norm_eps": 0.1}, 179),
     "olmo untied": ("OlmoForCausalLM", _D8 | _W | _PAIR, 199),
     "olmo tied": ("OlmoForCausalLM", _D8 | _W | _PAIR | {"tie_word_embeddings": True}, 158),
@@ -505,8 +540,9 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
 # frees the shift of the norm before them (8), which stands on the skip path, and two more directions in each layer.
 # An untied word table in front of a norm can leave the sphere of that norm: with eps it then imitates gains, shifts and
 # rotations (36 directions in BLOOM, 29 in ModernBERT; they vanish with eps).
-UNUSED = {"nomic_bert": 2 * 10, "dinov2": 47, "stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
+UNUSED = {"nomic_bert": 2 * 10, "dinov2": 47, "nemotron": 6 + 1}
 UNUSED |= {"bloom untied": 36, "modernbert untied": 29}
+UNUSED |= dict.fromkeys((name for name in DERIVED if name.startswith("stablelm")), 1)
 # Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 UNREAD = {
     "mpnet": 46 + 14,

@@ -19,7 +19,7 @@ from isobasin.arch import Architecture, Axis, HeadSpace, Norm, Space, Term
 from isobasin.errors import VerificationError
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.attention import attend, attention_matrices
+from isobasin.symmetries.attention import attend, attention_matrices, norm_gains
 from isobasin.symmetries.symmetry import Symmetry
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64, Tensors, trim_heap
@@ -336,7 +336,7 @@ def _attention(
 ) -> Float[Tensor, "t d"]:
     matrices = attention_matrices(arch, heads, tensors)
     ended, source = (torch.cat([y, torch.ones_like(y[:, :1])], -1)[:, : matrices.q.shape[-2]] for y in (x, source))
-    gains = (tensors[heads.q_gain], tensors[heads.k_gain]) if heads.qk_norm else None
+    gains = norm_gains(heads, tensors) if heads.qk_norm else None
     return attend(matrices, ended, heads, gains, source, tensors[heads.sinks] if heads.sinks else None)
 
 

@@ -81,8 +81,9 @@ class HeadSpace:
     `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
     `qk_norm`: queries and keys of each head pass an RMSNorm before they rotate; all heads share its gains, which are
     called `q_gain` and `k_gain`. `whole_norm`: that norm is over all heads together, with a gain for every column.
-    `plus_one`: these gains are stored less 1. `sinks` is the tensor with a number for each query head that takes part
-    in its softmax beside the scores: attention weights then do not sum to one.
+    `layer_norm`: it is a LayerNorm of each head, with gains of its own, in one tensor or, with `{h}` in its name, in
+    one for each head. `plus_one`: these gains are stored less 1. `sinks` is the tensor with a number for each query
+    head that takes part in its softmax beside the scores: attention weights then do not sum to one.
     """
 
     name: str
@@ -94,6 +95,7 @@ class HeadSpace:
     permutable: bool = True
     qk_norm: bool = False
     whole_norm: bool = False
+    layer_norm: bool = False
     layer: int | None = field(default=None, compare=False)
     stack: str = field(default="", compare=False)
     label: str = field(default="heads", compare=False)
@@ -114,12 +116,39 @@ class HeadSpace:
     def group_size(self) -> int:
         return self.n_heads // self.n_kv_heads
 
+    @property
+    def own_gains(self) -> bool:
+        """Whether every head has gains of its own behind a norm on queries and keys."""
+        return self.whole_norm or self.layer_norm
+
+    @property
+    def gain_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The tensors that hold the gains of queries, and those of keys, head by head."""
+        q, k = (
+            tuple(dict.fromkeys(name.replace("{h}", str(h)) for h in range(count)))
+            for name, count in ((self.q_gain, self.n_heads), (self.k_gain, self.n_kv_heads))
+        )
+        return q, k
+
+    @property
+    def gain_patterns(self) -> dict[str, str]:
+        """The patterns of these tensors."""
+        words = (f".{self.d_head}",) * 2
+        if self.whole_norm:
+            words = (f"|{self.qk}:q|", f"|{self.qk}|")
+        elif self.layer_norm and "{h}" not in self.q_gain:
+            words = (f"{self.name} .{self.d_head}", f"{self.name}:kv .{self.d_head}")
+        return {name: text for names, text in zip(self.gain_names, words) for name in names}
+
+
+_LATER_FIELDS = ("qk_norm", "whole_norm", "layer_norm", "members")
+
 
 def identity_fields(space: Space | HeadSpace) -> dict[str, Any]:
     """The fields that tell two spaces apart; where a space lies in its model is not among them. Nor is a norm that a
     space does not have, nor members: files that were written before there were any stay the same."""
     found = {f.name: getattr(space, f.name) for f in fields(space) if f.compare}
-    return {name: value for name, value in found.items() if name not in ("qk_norm", "whole_norm", "members") or value}
+    return {name: value for name, value in found.items() if name not in _LATER_FIELDS or value}
 
 
 @dataclass(frozen=True)
@@ -308,7 +337,7 @@ class Architecture:
         if isinstance(space, Space):
             return space.size
         if term.name == space.name:
-            return space.n_heads
+            return space.n_kv_heads if term.kv else space.n_heads
         return (space.n_heads if term.queries else space.n_kv_heads) * space.d_head
 
     @cached_property
@@ -403,7 +432,7 @@ class Architecture:
 
     @cached_property
     def _gains_less_one(self) -> frozenset[str]:
-        heads = (gain for heads in self.heads() if heads.plus_one for gain in (heads.q_gain, heads.k_gain))
+        heads = (gain for heads in self.heads() if heads.plus_one for names in heads.gain_names for gain in names)
         return frozenset([*(norm.gain for norm in self.norms.values() if norm.plus_one), *heads])
 
     @cached_property
@@ -621,10 +650,8 @@ def build(
         patterns[f"{module}.bias"] = _bias(pattern, sources)
     for name, text in per_layer(tensors, n).items():
         patterns[name] = parse(text)
-    for each in by_layer[:1] if by_layer and by_layer[0].qk_norm else ():
-        words = ("|qk{i}:q|", "|qk{i}|") if each.whole_norm else (f".{each.d_head}",) * 2
-        names = dict(zip((each.q_gain, each.k_gain), words))
-        patterns |= {name: parse(text) for name, text in per_layer(names, n).items()}
+    for each in (space for space in every.values() if isinstance(space, HeadSpace) and space.qk_norm):
+        patterns |= {name: parse(text) for name, text in each.gain_patterns.items()}
     sinks = {heads.sinks: heads.name for heads in every.values() if isinstance(heads, HeadSpace) and heads.sinks}
     patterns |= {name: parse(text) for name, text in sinks.items()}
     for name, weight in per_layer(scales or {}, n).items():
@@ -696,10 +723,10 @@ def _validate(arch: Architecture) -> None:
                 f"{heads.n_heads} query heads do not divide over {heads.n_kv_heads} kv heads; "
                 "check num_attention_heads and num_key_value_heads in config.json"
             )
-        if heads.qk_norm and heads.rotary != heads.d_head:
+        if heads.qk_norm and (heads.d_head % 2 if heads.layer_norm else heads.rotary != heads.d_head):
             raise ArchitectureError(
                 f"family {arch.family}: norms on queries and keys are supported where all {heads.d_head} columns of a "
-                f"head rotate, here {heads.rotary} do"
+                f"head rotate (of a LayerNorm, where their number is even), here {heads.rotary} do"
             )
     for name, pattern in arch.tensors.items():
         for role in pattern.roles:

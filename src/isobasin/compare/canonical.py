@@ -22,13 +22,14 @@ from isobasin.compare.uncertainty import (
     swap_uncertainty,
     ties,
 )
-from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Monomial, Phases, pair_signs
+from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Monomial, Phases
 from isobasin.groups.group import polar
 from isobasin.shapes import Float
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs, stacked
 from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
+from isobasin.symmetries.symmetry import norm_group
 from isobasin.symmetries.transform import Transform
 from isobasin.views import Tensors
 from isobasin.weights import ModelSource, load
@@ -188,7 +189,7 @@ def pair_weights(n: int) -> Tensor:
 
 def _query_key(m: AttentionMatrices, heads: HeadSpace, least: float, error: float) -> tuple[Element, float]:
     """The phase of every rotary pair, the rotation of the other columns; and how much they may change."""
-    q, k, r = stacked(m.q, heads), m.k, heads.rotary
+    q, k, r = stacked(m.q, heads), m.k, heads.d_head if heads.qk_norm else heads.rotary
     parts: list[Element] = []
     change = 0.0
     if r:
@@ -196,9 +197,12 @@ def _query_key(m: AttentionMatrices, heads: HeadSpace, least: float, error: floa
         found = sum(fixed_numbers(f"phase {n}", x.shape[-2]).to(x) @ x for n, x in zip("qk", pairs, strict=True))
         assert isinstance(found, Tensor)
         sizes = torch.stack([x.abs().square().sum(-2) for x in pairs]).sum(0).sqrt()
+        if heads.layer_norm:  # one sign for all columns
+            found, sizes = found.real.sum(-1, keepdim=True), sizes.norm(dim=-1, keepdim=True)
+            found, sizes = found.expand(-1, r // 2), sizes.expand(-1, r // 2)
         full = sizes > least * sizes.amax()
         if heads.qk_norm:
-            parts.append(pair_signs(found.real, heads.interleaved))
+            parts.append(norm_group(heads).nearest_signs(found.real))
             found = found.real
         else:
             phase = torch.where(full & (found != 0), found.conj() / torch.where(found == 0, 1, found.abs()), 1)

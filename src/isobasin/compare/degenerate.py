@@ -70,10 +70,11 @@ def _least(weights: Weights) -> float:
 def _failures(m: AttentionMatrices, heads: HeadSpace, least: float) -> Iterator[tuple[tuple[int, ...], str]]:
     for name, x in (("Q", m.q), ("K", m.k), ("V", m.v), ("O", m.o)):
         values = torch.linalg.svdvals(x)
+        full = x.shape[-1] - (heads.layer_norm and name in "QK")  # a LayerNorm's columns sum to zero
         ranks = (values > least * values[..., :1].clamp(min=1e-300)).sum(-1)
         for head, rank in enumerate(ranks.tolist()):
-            if rank < x.shape[-1]:
-                yield (head,), f"{name} has rank {rank} of {x.shape[-1]}"
+            if rank < full:
+                yield (head,), f"{name} has rank {rank} of {full}"
     sizes, cost = _patterns(m, heads)
     for head in torch.nonzero(sizes <= least**2 * sizes.max()).flatten().tolist():
         yield (head,), "its pattern is zero"
@@ -170,7 +171,7 @@ def _with_full_rank(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMa
     v, o, deficient = _reduced_factors(m.v, stacked(m.o, heads))
     notes = [f"V–O of kv head {h} is not of full rank" for h in deficient]
     q, k, r = m.q, m.k, heads.rotary
-    if r < heads.d_head:
+    if r < heads.d_head and not heads.qk_norm:
         unrotated, k, deficient = _reduced_factors(stacked(q, heads)[..., r:], k[..., r:])
         q = torch.cat([q[..., :r], unrotated.reshape(*q.shape[:-1], -1)], -1)
         k = torch.cat([m.k[..., :r], k], -1)

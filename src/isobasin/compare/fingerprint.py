@@ -31,7 +31,7 @@ from isobasin.config_keys import unknown_settings
 from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
-from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, norm_gains, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.views import Tensors, View
 from isobasin.weights import ModelSource, Weights, load
@@ -200,8 +200,8 @@ def invariants(weights: Weights) -> Tensor:
         tensors = {name: t.to("cpu", torch.float64) for name, t in model.folded(space).items()}
         if isinstance(place, HeadSpace):
             m = _with_constants(model, place, attention_matrices(weights.arch, place, tensors))
-            if place.whole_norm:
-                m = _with_gains(m, place, tensors)
+            if place.own_gains:
+                m = _with_gains(model, m, place)
             around = _HeadSketch.of(weights.arch, place, sketches)
             features = _head_features(m, place, around)
             found["vectors"] += _table_features(weights.arch, m, place, tensors, around)
@@ -360,10 +360,12 @@ def _with_last_row(x: Float[Tensor, "h rows n"], width: int, holds: bool) -> Flo
     return torch.cat([weight, bias], 1)
 
 
-def _with_gains(m: AttentionMatrices, heads: HeadSpace, tensors: Tensors) -> AttentionMatrices:
+def _with_gains(model: NormalForm, m: AttentionMatrices, heads: HeadSpace) -> AttentionMatrices:
     """Q and K times the gains of the norms on them, of which every head has its own."""
-    q, k = (tensors[name].reshape(-1, 1, heads.d_head) for name in (heads.q_gain, heads.k_gain))
-    return AttentionMatrices(m.q * q, m.k * k, m.v, m.o)
+    names = (name for names in heads.gain_names for name in names)
+    q, k = norm_gains(heads, {name: model.read(name).to("cpu", torch.float64) for name in names})
+    on_q, on_k = (x - x.mean(-1, keepdim=True) if heads.layer_norm else x for x in (m.q, m.k))
+    return AttentionMatrices(on_q * q, on_k * k, m.v, m.o)
 
 
 def _table_features(

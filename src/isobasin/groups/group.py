@@ -89,8 +89,8 @@ class Element(ABC):
         """How one face of a heads space moves; any other element is its own."""
         return self
 
-    def head_order(self) -> "Element":
-        """How places move of which there is one for each query head; any other element is its own."""
+    def head_order(self, *, kv: bool = False) -> "Element":
+        """How places move of which there is one for each query head, or kv head; any other element is its own."""
         return self
 
     @property

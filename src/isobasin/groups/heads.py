@@ -86,8 +86,8 @@ class HeadsElement(Element):
         """For every query head of the result, the query head it was before."""
         return self.face("qk", queries=True).index
 
-    def head_order(self) -> Monomial:
-        index = self.head_permutation
+    def head_order(self, *, kv: bool = False) -> Monomial:
+        index = self.kv if kv else self.head_permutation
         return Monomial(index, torch.ones(len(index), dtype=FLOAT, device=index.device))
 
     def signed_matrix(self) -> Tensor:

@@ -91,9 +91,9 @@ def attend(
     q, k, v = (torch.einsum("td,hdn->htn", z, w) for z, w in ((x, m.q), (y, m.k), (y, m.v)))
     if gains is not None:
         over = (0, -1) if heads.whole_norm else (-1,)
+        q, k = (y - y.mean(-1, keepdim=True) if heads.layer_norm else y for y in (q, k))
         roots = (y.square().mean(over, keepdim=True).clamp(min=1e-300).sqrt() for y in (q, k))
-        rows = (gain.reshape(-1, 1, heads.d_head) for gain in gains)
-        q, k = (y / root * gain for y, root, gain in zip((q, k), roots, rows))
+        q, k = (y / root * gain for y, root, gain in zip((q, k), roots, gains))
     k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
     if heads.rotary:
         q, k = _turned(q, heads), _turned(k, heads)
@@ -105,6 +105,12 @@ def attend(
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(x), 1)], -1)
     return torch.einsum("htn,hdn->td", torch.softmax(scores, -1)[..., : v.shape[1]] @ v, m.o)
+
+
+def norm_gains(heads: HeadSpace, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """The gains of the norms on queries and keys: (heads, 1, columns), or one row for all heads."""
+    q, k = (torch.cat([tensors[n].reshape(-1, 1, heads.d_head) for n in names]) for names in heads.gain_names)
+    return q, k
 
 
 def _turned(x: Float[Tensor, "h t n"], heads: HeadSpace) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import HeadSpace
-from isobasin.groups import GL, Blocks, Element, HeadsElement, PairSigns, Phases
+from isobasin.groups import GL, Blocks, Element, HeadsElement, Phases
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, rotary_pairs, stacked
+from isobasin.symmetries.symmetry import norm_group
 
 UNSEEN = 1e-2  # of the root of the largest singular value: the size of columns that meet only zeros on the other side
 
@@ -32,7 +33,7 @@ def _query_key_balancing(m: AttentionMatrices, heads: HeadSpace, least: float) -
     q, k, r = stacked(m.q, heads), m.k, heads.rotary
     parts: list[Element] = []
     if heads.qk_norm:
-        return PairSigns(r, heads.interleaved).identity(heads.n_kv_heads)
+        return norm_group(heads).identity(heads.n_kv_heads)
     if r:
         sizes = [rotary_pairs(x[..., :r], heads).abs().square().sum(-2).sqrt() for x in (q, k)]
         scale = _pair_scale(sizes[0], sizes[1], least)

@@ -40,6 +40,7 @@ def gated_decoder(
     rounded: bool = True,
     head_dim: bool = True,
     interleaved: bool = False,
+    permutable: bool = True,
     tied_default: bool = False,
     plus_one: bool = False,
     plain: bool = False,
@@ -49,6 +50,7 @@ def gated_decoder(
     norms_behind: bool = False,
     qk_norm: bool = False,
     whole_norm: bool = False,
+    layer_norm: tuple[str, str] | None = None,
     rotary: Mapping[str, Any] | None = None,
     units_spaces: Sequence[Space] | None = None,
     routers: tuple[str, ...] = (),
@@ -58,15 +60,15 @@ def gated_decoder(
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
     Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs. Others
-    have a default for it, `partial_rotary` (`rounded`, `head_dim`, `interleaved`: see `Fields.rotary_columns` and
-    `HeadSpace`).
+    have a default for it, `partial_rotary` (`rounded`, `head_dim`, `interleaved`, `permutable`: see
+    `Fields.rotary_columns` and `HeadSpace`).
     `defaults` are sizes that transformers takes where a config has none. `without_positions` are layers whose heads do
     not rotate at all; `plus_one`: gains are stored less 1; `plain`: norms have no parameters. `norms` are those of a
     layer where they are not Llama's; `norms_behind`: some of them stand behind a sublayer, and no weight reads them, so
-    that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys. `rotary` is what
-    a config says of rotary positions, where it says it in another way. `units_spaces` are the spaces of units where
-    layers have experts, `routers` the weights that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what
-    files hold in one tensor.
+    that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys; `layer_norm`:
+    LayerNorms of each head there, whose gains are called so. `rotary` is what a config says of rotary positions, where
+    it says it in another way. `units_spaces` are the spaces of units where layers have experts, `routers` the weights
+    that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what files hold in one tensor.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
@@ -84,10 +86,10 @@ def gated_decoder(
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
     word = ", plus_one" if plus_one else ", plain" if plain else ""
     heads = HeadSpace("heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one)
-    heads = replace(heads, whole_norm=whole_norm, sinks=sinks)
-    if qk_norm:
-        layer_names = "model.layers.{i}.self_attn"
-        heads = replace(heads, q_gain=f"{layer_names}.q_norm.weight", k_gain=f"{layer_names}.k_norm.weight")
+    heads = replace(heads, whole_norm=whole_norm, permutable=permutable, sinks=sinks)
+    if qk_norm or layer_norm:
+        q, k = (f"model.layers.{{i}}.self_attn.{name}" for name in layer_norm or ("q_norm.weight", "k_norm.weight"))
+        heads = replace(heads, qk_norm=True, layer_norm=layer_norm is not None, q_gain=q, k_gain=k)
     usual_norms = {
         "a{i}": f"{norm}(resid, model.layers.{{i}}.input_layernorm{word})",
         "m{i}": f"{norm}(resid, model.layers.{{i}}.post_attention_layernorm{word})",
