@@ -529,8 +529,9 @@ def _in_memory(model: nn.Module) -> tuple[nn.Module, list[str], dict[str, Tensor
         fused = type(model).from_pretrained(None, config=model.config, state_dict=state, dtype=torch.float64)
         state = fused.state_dict()
     module = copy.deepcopy(model).double()
-    own = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-    return module, stored, {name: places.long() for name, places in state.items() if name in own}
+    parameters = [(name, each) for name, each in module.named_parameters(remove_duplicate=False) if name in state]
+    own = {id(each): name for name, each in (*reversed(parameters), *module.named_buffers()) if name in state}
+    return module, stored, {name: state[name].long() for name in own.values()}
 
 
 def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
