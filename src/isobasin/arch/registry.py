@@ -98,6 +98,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type")
     if isinstance(name, str) and name in REFUSED:
         raise ArchitectureError(f"config.json: model_type is {name!r}, which is not supported: {REFUSED[name]}")
+    if name is None and "pretrained_cfg" in config:
+        raise ArchitectureError(
+            "config.json: is that of timm, whose names and fused projections are not read; take the same weights for "
+            "transformers (google/vit-…, facebook/deit-…, facebook/dinov2-…), or rename the tensors and give them with "
+            "the config of a ViTModel: ib.load(tensors, config)"
+        )
     if not isinstance(name, str) or name not in FAMILIES:
         raise ArchitectureError(
             f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; for another, draft a "

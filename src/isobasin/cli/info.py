@@ -44,6 +44,8 @@ def info_command(model: Model, json: Json = False) -> None:
             {"name": name, "size": one.n, "group": str(one), "dim": one.dim} for name, one in group.groups.items()
         ],
     }
+    if weights.note:
+        facts["note"] = weights.note
     if arch.copied_tensors:
         facts["copied"] = sum(prod(arch.shapes[name]) for name in arch.copied_tensors)
     emit(facts, info_lines(facts), json)
@@ -151,6 +153,8 @@ def info_lines(facts: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"Q–K         of each head: {f['qk_group']} (dimension {f['qk_dim']:,})")
     lines.append(f"tied        {', '.join(f['tied']) or 'nothing'}")
+    if "note" in f:
+        lines.append(f"note        {f['note']}")
     if "copied" in f:
         lines.append(f"copied      {f['copied']:,} parameters outside the language model: nothing moves or aligns them")
     return lines
