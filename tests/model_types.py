@@ -67,12 +67,15 @@ class ModelType:
 
 
 def randomize(model: nn.Module, seed: int) -> nn.Module:
-    """As in `tiny`; gains that are stored less 1 are drawn around 0."""
+    """As in `tiny`; gains that are stored less 1 are drawn around 0, and biases that are buffers are drawn too."""
     tiny.randomize(model, seed)
     for module in model.modules():
         kind = type(module).__name__
         if kind.startswith(("Gemma", "NemotronLayerNorm1P")) and "Norm" in kind:
             module.weight.data -= 1  # type: ignore[operator, union-attr]
+        correction = getattr(module, "e_score_correction_bias", None)
+        if isinstance(correction, Tensor):
+            correction.copy_(0.05 * torch.randn(correction.shape, generator=torch.Generator().manual_seed(seed)))
     return model
 
 
@@ -100,6 +103,8 @@ _SEQ = "ForConditionalGeneration"
 _SPECIAL = {"cls_token_id": 1, "sep_token_id": 2}
 _EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 14}
 _SPARSE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 14}
+_MLA = {"num_key_value_heads": 4, "kv_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 3, "v_head_dim": 5}
+_MLA |= {"n_routed_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 7, "first_k_dense_replace": 1}
 _LM, _CLS = "ForCausalLM", "ForSequenceClassification"
 _NEO = {"vocab_size": V, "hidden_size": 24, "num_layers": L, "num_heads": 4, "max_position_embeddings": 24}
 _NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 3, "layer_norm_epsilon": 1e-3}
@@ -251,6 +256,28 @@ MODEL_TYPES: tuple[ModelType, ...] = (
             _CLS,
             {"num_labels": 5, "num_experts_per_tok": 3, "layer_types": ["full_attention", "sliding_attention"]},
         ),
+    ),
+    *_variants(
+        "deepseek_v3",
+        "DeepseekV3",
+        _RMS | _MLA | {"n_group": 3, "topk_group": 2, "q_lora_rank": 9},
+        groups=(_LM, {"attention_bias": True}),
+        one_group=(
+            _LM,
+            {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "first_k_dense_replace": 0, "rope_interleave": False}
+            | {"tie_word_embeddings": True, "num_experts_per_tok": 5},
+        ),
+    ),
+    *_variants(
+        "deepseek_v2",
+        "DeepseekV2",
+        _RMS | _MLA | {"qk_nope_head_dim": 4},
+        groups=(
+            _LM,
+            {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "q_lora_rank": 9}
+            | {"attention_bias": True},
+        ),
+        lite=(_LM, {"q_lora_rank": None, "mlp_bias": True, "n_shared_experts": 1}),
     ),
     *_variants("olmoe", "Olmoe", _RMS | _EXPERTS, untied=(_LM, {"num_experts": 3})),
     *_variants(

@@ -448,6 +448,9 @@ _WH = {k: v for k, v in _BA.items() if k != "max_position_embeddings"} | {"pad_t
 _WH |= {"num_mel_bins": 3, "max_source_positions": 4, "max_target_positions": 5}
 _MODERN = {"num_hidden_layers": 2, "norm_eps": 0.1, "cls_token_id": None, "sep_token_id": None}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
+_MLA = _D8 | _W | {"intermediate_size": 6, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "v_head_dim": 3}
+_MLA |= {"kv_lora_rank": 6, "q_lora_rank": 6, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1}
+_MLA |= {"moe_intermediate_size": 2, "first_k_dense_replace": 0, "num_key_value_heads": 2, "rms_norm_eps": 0.1}
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 _L2 = _LLAMA | {"num_hidden_layers": 2, "intermediate_size": 7, "vocab_size": 23}
@@ -516,6 +519,18 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
         _MOE | {"num_local_experts": 4, "intermediate_size": 3, "swiglu_limit": 0.8, "rope_parameters": _PLAIN_ROPE},
         81,
     ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        _MLA | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+        150,
+    ),
+    "deepseek_v2 lite": ("DeepseekV2ForCausalLM", _MLA | {"q_lora_rank": None}, 129),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _MLA | {"n_group": 4, "topk_group": 2}, 142),
+    "deepseek_v3 one group": (
+        "DeepseekV3ForCausalLM",
+        _MLA | {"n_group": 1, "topk_group": 1, "q_lora_rank": None},
+        121,
+    ),
     "t5": ("T5ForConditionalGeneration", _T, 502),
     "t5 gated": ("T5ForConditionalGeneration", _T | {"feed_forward_proj": "gated-gelu"}, 502),
     "t5 own head": ("T5ForConditionalGeneration", _T | {"own_head": True}, 538),
@@ -568,6 +583,8 @@ def measure(name: str) -> tuple[Measured, int]:
     for module in model.modules():  # some classes have a small eps of their own
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 0.1
+        if type(module).__name__.startswith("Deepseek") and hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.1
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None  # its row would have no gradient
         if type(module).__name__ == "BloomGelu":  # a function of its own, which can not be differentiated twice
@@ -577,7 +594,7 @@ def measure(name: str) -> tuple[Measured, int]:
     rng = torch.Generator().manual_seed(0)
     x = mt.inputs(weights, n=1)
     n = 20 + int(2 * sum(p.numel() for p in params.values()) / (5 * 8))
-    n *= 6 if kind.startswith(("GptOss", "Deepseek")) else 1  # units that are clamped, experts that are seldom chosen
+    n *= {"G": 6, "D": 2}[kind[0]] if kind.startswith(("GptOss", "Deepseek")) else 1  # units that are seldom reached
     if "input_features" in x:
         x = mt.inputs(weights, n=n, length=5)
         x["input_features"] = x["input_features"].double()

@@ -14,9 +14,10 @@ from isobasin.alignment.head_linear import Method, align_matrices
 from isobasin.alignment.head_rotary import align_rotary, pair_constants
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
-from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
+from isobasin.groups import GL, Element, HeadsElement, Matrix, Phases
 from isobasin.groups.assignment import GroupedAssignment, assign_grouped
-from isobasin.symmetries.attention import AttentionMatrices, Layout, stacked
+from isobasin.symmetries.attention import AttentionMatrices, Layout, rotary_columns, stacked
+from isobasin.symmetries.head_balance import query_key_element
 from isobasin.symmetries.symmetry import norm_group
 
 HeadDistance = Literal["complete", "frobenius", "singular", "cosine"]
@@ -79,9 +80,9 @@ def match_paired_heads(
     """Stage 2 alone, for heads that are paired already."""
     moved = permuted(b, found)
     vo, vo_converged = _linear(a.v, stacked(a.o, heads), moved.v, stacked(moved.o, heads), stage2)
-    qk, qk_converged = _query_key(a, moved, heads, stage2)
+    (qk, shared), qk_converged = _query_key(a, moved, heads, stage2)
     queries = found.heads.reshape(heads.n_kv_heads, -1) - found.groups[:, None] * heads.group_size
-    element = HeadsElement(found.groups.cpu(), queries.cpu(), qk, vo)
+    element = HeadsElement(found.groups.cpu(), queries.cpu(), qk, vo, shared)
     return HeadMatch(element, qk_converged & vo_converged, rank_deficient(a, moved, heads))
 
 
@@ -150,20 +151,22 @@ def _linear(x_a: Tensor, y_a: Tensor, x_b: Tensor, y_b: Tensor, stage2: Method) 
     return GL(x_a.shape[-1]).project(found.u.cpu()), found.converged.cpu()
 
 
-def _query_key(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method) -> tuple[Element, Tensor]:
+def _query_key(
+    a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method
+) -> tuple[tuple[Element, Element | None], Tensor]:
     """Rotary columns by one complex number per pair, the others by a matrix; keys move by the dual of U."""
     if heads.qk_norm:
-        return norm_signs(a, b, heads, stage2), torch.ones(heads.n_kv_heads, dtype=torch.bool)
+        return (norm_signs(a, b, heads, stage2), None), torch.ones(heads.n_kv_heads, dtype=torch.bool)
     r = heads.rotary
     q_a, q_b = stacked(a.q, heads), stacked(b.q, heads)
     converged = torch.ones(heads.n_kv_heads, dtype=torch.bool)
     parts: list[Element] = []
     if r:
-        parts.append(rotary_element(q_a[..., :r], a.k[..., :r], q_b[..., :r], b.k[..., :r], heads, stage2))
+        parts.append(rotary_element(*rotary_columns(a, heads), *rotary_columns(b, heads), heads, stage2))
     if r < heads.d_head:
         plain, converged = _linear(q_a[..., r:], a.k[..., r:], q_b[..., r:], b.k[..., r:], stage2)
         parts.append(plain.dual())
-    return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), converged
+    return query_key_element(parts, heads), converged
 
 
 def norm_signs(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method) -> Phases:

@@ -15,6 +15,7 @@ from isobasin.arch.families import (
     bert,
     clip,
     cohere,
+    deepseek,
     dinov2,
     experts,
     falcon,
@@ -44,8 +45,8 @@ from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
 _FILES = (
-    *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, gpt_oss, cohere),
-    *(stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders),
+    *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, gpt_oss, deepseek),
+    *(cohere, stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders),
     *(multimodal, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
@@ -70,10 +71,8 @@ REFUSED: dict[str, str] = {
     ),
     "albert": "one layer is applied several times, so its symmetries are not those of separate layers: not implemented",
     "electra": "its embeddings enter the stream without a norm on it: not implemented",
-    **dict.fromkeys(
-        ("dbrx", "llama4", "deepseek_v2", "deepseek_v3"),
-        "mixtures of experts and latent attention are not implemented",
-    ),
+    **dict.fromkeys(("dbrx", "llama4"), "its mixture of experts is not implemented"),
+    "deepseek_v32": "its attention chooses keys by scores of their own: not implemented",
     **dict.fromkeys(
         ("pegasus", "marian"),
         "encoder-decoder models are not implemented",

@@ -164,7 +164,7 @@ def check_lines(facts: dict[str, Any]) -> list[str]:
     width = max(map(len, facts["per_space"]), default=0)
     spaces = [f"  {name:<{width}}  {error:.1e}" for name, error in facts["per_space"].items()]
     agrees = "=" if facts["nullity_measured"] == facts["nullity_predicted"] else "≠"
-    block = "attention block: nullity not measured, as queries and keys pass norms"
+    block = "attention block: nullity not measured (norms on queries and keys, or latent attention)"
     if facts["nullity_measured"] is not None:
         block = (
             f"attention block: predicted nullity {facts['nullity_predicted']} {agrees} measured "

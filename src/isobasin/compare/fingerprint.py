@@ -40,6 +40,7 @@ SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothi
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
 EACH = 8  # entries of each kind
 SOFTENING = 0.1  # of the largest table: added to the norm by which a table is divided, so rounding is not amplified
+SMALLEST_BIAS = 1e-3  # of a router: added to the norm by which its biases are divided
 KINDS = ("ends", "qk", "vo", "ff", "vectors")  # seeds of the fixed signs, so part of the format; ends: embeddings, head
 SIZES = ("size qk", "size vo", "size ff")
 EVEN = "even ff"  # the sum over units that does not see the sign of what the activation is applied to
@@ -325,6 +326,9 @@ def _images(model: NormalForm, stream: str, others: Mapping[str, _Sketch]) -> It
             yield name, others[other].rows @ tensor.movedim(axis, -1)
 
 
+_SIDES = ("left", "right")
+
+
 @dataclass(frozen=True)
 class _HeadSketch:
     """The vectors of the streams that the matrices of attention heads lie on."""
@@ -336,8 +340,9 @@ class _HeadSketch:
 
     @staticmethod
     def of(arch: Architecture, heads: HeadSpace, sketches: Mapping[str, _Sketch]) -> "_HeadSketch":
-        q, k, v, o = (sketches[stream.name] for stream in arch.head_streams(heads))
-        return _HeadSketch(q.left, k.right, v.left, o.right)
+        q, k, v, o = ([sketches[stream.name] for stream in streams] for streams in arch.head_streams(heads))
+        left, right = ([torch.cat([getattr(s, side) for s in each], 1) for each in (q, k, v, o)] for side in _SIDES)
+        return _HeadSketch(left[0], right[1], left[2], right[3])
 
 
 def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -> AttentionMatrices:
@@ -348,7 +353,7 @@ def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -
     if not any(held):
         return m
     sides = zip((m.q, m.k, m.v), arch.head_streams(heads), held)
-    q, k, v = (_with_last_row(x, stream.size, holds) for x, stream, holds in sides)
+    q, k, v = (_with_last_row(x, stream.size, holds) for x, (stream,), holds in sides)
     return AttentionMatrices(q, k, v, m.o)
 
 
@@ -475,9 +480,10 @@ def _expert_features(
         _log_root(rows.square().mean()).expand(EACH),
     ]
     for name in biases:
-        numbers = _compressed(model.read(name).to("cpu", torch.float64))
-        vectors.append(_ratio(numbers @ left, rows.norm()))
-        vectors.append(numbers.abs().mean().expand(EACH))
+        numbers = model.read(name).to("cpu", torch.float64)
+        size = numbers.square().mean().sqrt() + SMALLEST_BIAS
+        vectors.append(_ratio(numbers @ left, rows.norm() * size))
+        vectors.append(size.log().expand(EACH))
     return joint, vectors + _expert_output_features(model, experts, left, sketches)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 
-Side = Literal["qk", "vo"]
+Side = Literal["qk", "vo", "shared"]
 FLOAT = torch.float64
 TOLERANCE = 1e-8
 
@@ -226,6 +226,10 @@ class Group(ABC):
     def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
         """The element with these tensors, for gradients to flow through."""
         raise IsobasinError(f"{self} has no continuous parameters")
+
+    def sorting(self, keys: Tensor) -> Element:
+        """The element that brings coordinates with these keys into their order, the least first."""
+        raise IsobasinError(f"{self} does not permute coordinates one by one")
 
     @abstractmethod
     def element(self, tensors: dict[str, Tensor]) -> Element:

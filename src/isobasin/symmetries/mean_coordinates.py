@@ -497,6 +497,8 @@ def free_key_rows(heads: HeadSpace, rows: list[int]) -> list[int]:
     norm, nor beside sinks, which do not move with the scores."""
     if heads.qk_norm or heads.sinks:
         return []
+    if heads.shared_rotary:  # the rotary columns are elsewhere
+        return rows
     return [row for k, row in enumerate(rows) if k % heads.d_head >= heads.rotary]
 
 

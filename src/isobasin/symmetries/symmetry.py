@@ -195,7 +195,9 @@ def _reads_unfolded(coordinate: Coordinate, chosen: Mapping[str, Coordinate]) ->
 
 
 def heads_group(space: HeadSpace) -> Heads:
-    return Heads(space.n_kv_heads, space.group_size, _qk_group(space), GL(space.d_head), space.permutable)
+    shared = RotaryCommutant(space.rotary, space.interleaved) if space.shared_rotary else None
+    qk, vo = GL(space.d_head - space.rotary) if shared else _qk_group(space), GL(space.value_size)
+    return Heads(space.n_kv_heads, space.group_size, qk, vo, space.permutable, shared)
 
 
 def group_of(space: Space | HeadSpace) -> Group:
@@ -210,7 +212,7 @@ def group_of(space: Space | HeadSpace) -> Group:
         case "orthogonal1":
             return OrthogonalFixingOnes(space.size)
         case "permutation":
-            return MonomialGroup(space.size)
+            return MonomialGroup(space.size, blocks=space.groups)
         case "permutation±":
             return MonomialGroup(space.size, "global")
         case "signed":

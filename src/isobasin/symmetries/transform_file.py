@@ -93,9 +93,12 @@ def _space(name: str, entry: Mapping[str, Any]) -> Space | HeadSpace:
     members = {"members": tuple(entry["members"])} if "members" in entry else {}
     space = HeadSpace(**entry) if "n_heads" in entry else Space(**{**entry, **members})
     if isinstance(space, Space):
-        sound = _counts(space.size) and space.kind in get_args(Kind)
+        sound = _counts(space.size, space.groups + 1) and space.kind in get_args(Kind)
+        sound = sound and (not space.groups or space.size % space.groups == 0)
     else:
-        sound = _counts(space.n_heads, space.n_kv_heads, space.d_head, space.rotary + 1) and (
+        sizes = (space.n_heads, space.n_kv_heads, space.d_head, space.rotary + 1, space.d_value + 1)
+        sound = _counts(*sizes) and (not space.shared_rotary or 0 < space.rotary < space.d_head)
+        sound = sound and (
             space.n_heads % space.n_kv_heads == 0 and space.rotary % 2 == 0 and space.rotary <= space.d_head
         )
     if not sound or space.name != name:

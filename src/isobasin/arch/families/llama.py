@@ -56,6 +56,9 @@ def gated_decoder(
     routers: tuple[str, ...] = (),
     sinks: str = "",
     stacks: Mapping[str, Stack] | None = None,
+    heads: HeadSpace | None = None,
+    latents: Sequence[Space] = (),
+    tensors: Mapping[str, str] | None = None,
 ) -> Architecture:
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
@@ -68,16 +71,19 @@ def gated_decoder(
     that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys; `layer_norm`:
     LayerNorms of each head there, whose gains are called so. `rotary` is what a config says of rotary positions, where
     it says it in another way. `units_spaces` are the spaces of units where layers have experts, `routers` the weights
-    that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what files hold in one tensor.
+    that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what files hold in one tensor; `heads`: the heads
+    where they are of another kind, and `latents` the streams inside their layers; `tensors`: further ones, which are no
+    weights of modules.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
     usual = {"num_key_value_heads": n_heads} | dict(defaults or {})
-    d_head = (
-        c.size("head_dim", usual["head_dim"])
-        if "head_dim" in usual
-        else c.d_head(n_heads, d, key="head_dim" if head_dim else None)
-    )
+    if heads is not None:
+        d_head = heads.d_head
+    elif "head_dim" in usual:
+        d_head = c.size("head_dim", usual["head_dim"])
+    else:
+        d_head = c.d_head(n_heads, d, key="head_dim" if head_dim else None)
     n_kv_heads, d_ff = c.size("num_key_value_heads", usual["num_key_value_heads"]), c.size("intermediate_size")
     sizes = Sizes(c.size("num_hidden_layers"), n_heads, n_kv_heads, d, d_head, d_ff)
     columns = d_head
@@ -85,8 +91,10 @@ def gated_decoder(
         columns = c.rotary_columns(d_head, "partial_rotary_factor", partial_rotary, rounded=rounded, head_dim=head_dim)
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
     word = ", plus_one" if plus_one else ", plain" if plain else ""
-    heads = HeadSpace("heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one)
-    heads = replace(heads, whole_norm=whole_norm, permutable=permutable, sinks=sinks)
+    usual_heads = HeadSpace(
+        "heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one
+    )
+    heads = heads or replace(usual_heads, whole_norm=whole_norm, permutable=permutable, sinks=sinks)
     if qk_norm or layer_norm:
         q, k = (f"model.layers.{{i}}.self_attn.{name}" for name in layer_norm or ("q_norm.weight", "k_norm.weight"))
         heads = replace(heads, qk_norm=True, layer_norm=layer_norm is not None, q_gain=q, k_gain=k)
@@ -105,6 +113,7 @@ def gated_decoder(
                 stream_kind(norm, tied=(head.tied and not plain) or norms_behind, bare=head.bare),
                 stream=True,
             ),
+            *latents,
             *(units_spaces or [Space("ff{i}", d_ff, units)]),
         ],
         heads=[replace(heads, rotary=0) if i in without_positions else heads for i in range(sizes.n_layers)]
@@ -112,7 +121,7 @@ def gated_decoder(
         else heads,
         norms=dict(norms or usual_norms) | {"f": f"{norm}(resid, model.norm{head.exposed}{word})"},
         modules=dict(layer) | head.modules,
-        tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"},
+        tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"} | dict(tensors or {}),
         aliases=head.aliases,
         rotary=c.rotary(default=rope_theta) if rotary is None else rotary,
         routers=routers,
