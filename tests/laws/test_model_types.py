@@ -23,7 +23,7 @@ from isobasin.arch.registry import REFUSED
 from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
 from isobasin.config_keys import differing_settings
-from isobasin.groups import Orthogonal, Phases, RotaryCommutant
+from isobasin.groups import Monomial, Orthogonal, Phases, RotaryCommutant
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import normalize
 from isobasin.symmetries.transform import scramble
@@ -48,7 +48,7 @@ SHORT = (
         "falcon-groups",
     ),
     *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied", "clip-towers"),
-    *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied", "gpt_oss-untied"),
+    *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied", "gpt_oss-untied", "deepseek_v3-groups"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
 every = pytest.mark.parametrize("name", NAMES if SOME is NAMES else FIRST)  # one of every model type
@@ -290,6 +290,115 @@ def test_what_a_layer_norm_of_each_head_does_not_see(name: str) -> None:
         {weight: turned},
     ):
         assert error(name, held(a, outside)) > SEEN
+
+
+MLA = "model.layers.0.self_attn"
+
+
+def test_heads_of_latent_attention_share_the_rotary_columns_of_their_keys() -> None:
+    a = mt.weights("deepseek_v3-groups")
+    flat, heads = held(normalize(a).apply(a)), a.arch.spaces["heads0"]
+    assert isinstance(heads, HeadSpace)
+    inside = symmetry(a.arch).groups["heads0"].sample(seed=4)
+    turn = RotaryCommutant(heads.rotary, heads.interleaved).sample(1, seed=1)
+    assert error("deepseek_v3-groups", act(flat, {"heads0": replace(inside, shared=turn)})) <= EXACT  # type: ignore[type-var]
+    wrong = RotaryCommutant(heads.rotary, not heads.interleaved).sample(1, seed=1)
+    assert error("deepseek_v3-groups", act(flat, {"heads0": replace(inside, shared=wrong)})) > SEEN  # type: ignore[type-var]
+    # A factor for each head moves the queries of each, but there is one key.
+    own = RotaryCommutant(heads.rotary, heads.interleaved).sample(heads.n_heads, seed=1).matrix()
+    queries = flat[f"{MLA}.q_b_proj.weight"].unflatten(0, (heads.n_heads, -1)).clone()
+    queries[:, -heads.rotary :] = own @ queries[:, -heads.rotary :]
+    assert error("deepseek_v3-groups", held(flat, {f"{MLA}.q_b_proj.weight": queries.flatten(0, 1)})) > SEEN
+
+
+def test_a_latent_vector_rotates_with_both_maps_beside_it() -> None:
+    a = mt.weights("deepseek_v3-groups")
+    flat = held(normalize(a).apply(a))
+    for latent, maps in (("kv0", ("kv_a_proj", "kv_b_proj")), ("q0", ("q_a_proj", "q_b_proj"))):
+        moved = act(flat, {latent: symmetry(a.arch).groups[latent].sample(seed=1)})
+        assert error("deepseek_v3-groups", moved) <= EXACT
+        for each in maps:
+            name = f"{MLA}.{each}.weight"
+            assert error("deepseek_v3-groups", held(moved, {name: flat[name]})) > SEEN
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3-groups", "deepseek_v2-groups"])
+def test_experts_keep_to_their_groups(name: str) -> None:
+    a = mt.weights(name)
+    group = symmetry(a.arch).groups["experts1"]
+    for order, inside in (((1, 0, 2, 3, 4, 5), True), ((4, 5, 0, 1, 3, 2), True), ((2, 1, 0, 3, 4, 5), False)):
+        element = Monomial(torch.tensor(order), torch.ones(6, dtype=torch.float64))
+        assert group.contains(element) is inside
+        change = error(name, act(a, {"experts1": element}))
+        assert change <= EXACT if inside else change > SEEN, order
+    alone = mt.weights("deepseek_v3-one-group")
+    assert symmetry(alone.arch).groups["experts1"].contains(element)
+    assert error("deepseek_v3-one-group", act(alone, {"experts1": element})) <= EXACT
+
+
+def test_the_correction_bias_moves_with_experts_and_counts() -> None:
+    name, bias = "deepseek_v3-groups", "model.layers.1.mlp.gate.e_score_correction_bias"
+    a = mt.weights(name)
+    swapped = Monomial(torch.tensor([1, 0, 2, 3, 4, 5]), torch.ones(6, dtype=torch.float64))
+    assert torch.equal(act(a, {"experts1": swapped})[bias], a[bias][swapped.index].double())
+    other = held(a, {bias: a[bias] + torch.linspace(-0.5, 0.5, 6)})
+    assert error(name, other) > SEEN
+    assert not compare_fingerprints(fingerprint(a), fingerprint(other)).equal
+    # A constant is free, and not part of the group.
+    assert error(name, held(a, {bias: a[bias] + 0.25})) <= EXACT
+
+
+def degenerate(a: Weights, kind: str) -> tuple[Weights, Weights]:
+    """Two models of one function with a head that writes nothing, values of lower rank, or keys of zeros."""
+    heads = a.arch.spaces["heads0"]
+    assert isinstance(heads, HeadSpace)
+    nope, v = heads.d_head - heads.rotary, heads.value_size
+    q, kv, o = (a[f"{MLA}.{each}.weight"].clone() for each in ("q_b_proj", "kv_b_proj", "o_proj"))
+    others = [q.clone(), kv.clone(), o.clone()]
+    keys = {}
+    if kind == "silent head":
+        for each in (o, others[2]):
+            each[:, :v] = 0
+        others[0][: heads.d_head] += 1
+        others[1][: nope + v] += 1
+    elif kind == "rank of values":
+        for each in (kv, others[1]):
+            each[2 * nope + v] = 0
+        others[2][:, v] += 1
+    else:
+        for each in ("weight", "bias"):
+            keys[f"{MLA}.k_rope_proj.{each}"] = a[f"{MLA}.k_rope_proj.{each}"].clone()
+            keys[f"{MLA}.k_rope_proj.{each}"][:2] = 0  # one interleaved pair
+        for head in range(heads.n_heads):
+            others[0][head * heads.d_head + nope + torch.arange(2)] += 1
+    names = [f"{MLA}.{each}.weight" for each in ("q_b_proj", "kv_b_proj", "o_proj")]
+    return held(a, keys | dict(zip(names, (q, kv, o)))), held(a, keys | dict(zip(names, others)))
+
+
+@pytest.mark.parametrize("kind", ["silent head", "rank of values", "keys of zeros"])
+def test_what_degenerate_heads_of_latent_attention_ignore_is_removed(kind: str) -> None:
+    a = mt.weights("deepseek_v3-groups")
+    x, model = mt.inputs(a), mt.built("deepseek_v3-groups")
+    one, two = degenerate(a, kind)
+    reduced = [remove_degeneracies(each) for each in (one, two)]
+    assert all(notes for _, notes in reduced)
+    outputs = [mt.outputs(held(each), model, x) for each in (one, two, reduced[0][0], reduced[1][0])]
+    for each in outputs[1:]:
+        assert float((each - outputs[0]).abs().max() / outputs[0].abs().max()) <= EXACT
+    for n in a:
+        assert float((reduced[0][0][n].double() - reduced[1][0][n].double()).norm()) <= EXACT, n
+    if os.environ.get("ISOBASIN_SLOW") == "1":  # half a minute each
+        verdict = ib.equivalent(one, held(scramble(two, seed=3).apply(two)))
+        assert (verdict.answer, verdict.evidence.kind) == ("same", "larger group"), verdict
+
+
+def test_matchers_refuse_the_attention_of_latent_keys_where_they_do_not_know_it() -> None:
+    a = mt.weights("deepseek_v3-groups")
+    with pytest.raises(ib.IsobasinError, match="matcher reference does not know latent attention"):
+        ib.align(a, to=a, matcher=ib.ReferenceMatching())
+    data = [mt.inputs(a)]
+    with pytest.raises(ib.IsobasinError, match="attention scopes are not supported for latent attention"):
+        ib.align(a, to=a, matcher=ib.ActivationMatching(data, scope="all-attention"))
 
 
 def test_two_streams_move_apart() -> None:
@@ -629,6 +738,7 @@ LONG += (
     "starcoder2 untied",
     "bart",
 )
+LONG += ("deepseek_v2", "deepseek_v3", "deepseek_v3 one group")
 LONG += ("distilbert untied", "stablelm parallel", "cohere untied", "granite", "falcon 40b tied")
 
 

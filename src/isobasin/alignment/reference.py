@@ -65,6 +65,10 @@ class ReferenceMatching(HeadMatcher):
                 f"matcher reference aligns attention only, but the scope is {self.scope}: use first-attention or "
                 "all-attention"
             )
+        if any(heads.shared_rotary for heads in b.arch.heads()):
+            raise IsobasinError(
+                "matcher reference does not know latent attention, whose heads share columns of their keys: use weights"
+            )
         return align_by_descent(b, a, self.scope, self, options)
 
     def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:

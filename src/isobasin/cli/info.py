@@ -129,8 +129,9 @@ def _without_rotary(arch: "Architecture") -> "Architecture":
 
 
 def _without_positions(heads: "HeadSpace") -> "HeadSpace":
-    """The heads without rotary positions; behind a norm on queries and keys these make no difference to the group."""
-    return heads if heads.qk_norm else replace(heads, rotary=0)
+    """The heads without rotary positions; behind a norm on queries and keys these make no difference to the
+    group, and columns that all heads share exist because of them."""
+    return heads if heads.qk_norm or heads.shared_rotary else replace(heads, rotary=0)
 
 
 def info_lines(facts: dict[str, Any]) -> list[str]:

@@ -333,9 +333,9 @@ _SIDES = ("left", "right")
 class _HeadSketch:
     """The vectors of the streams that the matrices of attention heads lie on."""
 
-    q: Float[Tensor, "k d"]
-    k: Float[Tensor, "k d"]
-    v: Float[Tensor, "k d"]
+    q: Float[Tensor, "k d_q"]
+    k: Float[Tensor, "k d_k"]
+    v: Float[Tensor, "k d_v"]
     o: Float[Tensor, "k d"]
 
     @staticmethod

@@ -27,10 +27,10 @@ class AttentionMatrices:
     of what the others read; the shared columns are repeated for every head.
     """
 
-    q: Float[Tensor, "h rows n"]
-    k: Float[Tensor, "kv rows n"]
-    v: Float[Tensor, "kv rows n"]
-    o: Float[Tensor, "h d n"]
+    q: Float[Tensor, "h rows_q n"]
+    k: Float[Tensor, "kv rows_k n"]
+    v: Float[Tensor, "kv rows_v m"]
+    o: Float[Tensor, "h d m"]
 
     def weighted(self, root: Float[Tensor, "rows rows"] | None) -> "AttentionMatrices":
         """Q, K, V as seen by inputs with this second moment (its square root): ‖Σ^½ Q‖² is the mean of ‖yQ‖²."""
@@ -110,7 +110,7 @@ def stored_matrices(
     return found
 
 
-def rotary_columns(m: AttentionMatrices, heads: HeadSpace) -> tuple[Float[Tensor, "b d r"], Float[Tensor, "b d r"]]:
+def rotary_columns(m: AttentionMatrices, heads: HeadSpace) -> tuple[Float[Tensor, "b d r"], Float[Tensor, "b d_k r"]]:
     """The rotary columns of queries and keys (behind norms, all of them), one batch for each factor: by kv head, or all
     heads under each other where they share the columns of the keys."""
     r = heads.d_head if heads.qk_norm else heads.rotary
@@ -126,11 +126,11 @@ def _with_row(x: Tensor, bias: Tensor | None) -> Tensor:
 
 def attend(
     m: AttentionMatrices,
-    x: Float[Tensor, "t rows"],
+    x: Float[Tensor, "t rows_q"],
     heads: HeadSpace,
     gains: tuple[Tensor, Tensor] | None = None,
-    source: Float[Tensor, "t rows"] | None = None,
-    values: Float[Tensor, "t rows"] | None = None,
+    source: Float[Tensor, "t rows_k"] | None = None,
+    values: Float[Tensor, "t rows_v"] | None = None,
     sinks: Float[Tensor, " h"] | None = None,
 ) -> Float[Tensor, "t d"]:
     """What the layer adds to the stream for inputs x (ended by a column of ones where there are biases), in float64.

@@ -144,7 +144,8 @@ def _check_parts(path: Path, name: str, space: Space | HeadSpace, pieces: Mappin
     """Each part has as many axes as its kind, square matrices, one factor per kv head, and is well conditioned."""
     for part, tensor in pieces.items():
         head, _, leaf = part.rpartition(".")
-        batch = (space.n_kv_heads,) if head and isinstance(space, HeadSpace) else ()
+        count = space.n_kv_heads if isinstance(space, HeadSpace) and head != "shared" else 1
+        batch = (count,) if head and isinstance(space, HeadSpace) else ()
         square = leaf != "matrix" or tensor.shape[-1:] == tensor.shape[-2:-1]
         ranked = tensor.dim() == _RANKS.get(leaf, -1) + len(batch) and tensor.shape[: len(batch)] == batch
         if not (ranked and square and tensor.numel()):
