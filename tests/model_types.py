@@ -67,12 +67,15 @@ class ModelType:
 
 
 def randomize(model: nn.Module, seed: int) -> nn.Module:
-    """As in `tiny`; gains that are stored less 1 are drawn around 0."""
+    """As in `tiny`; gains that are stored less 1 are drawn around 0, and biases that are buffers are drawn too."""
     tiny.randomize(model, seed)
     for module in model.modules():
         kind = type(module).__name__
         if kind.startswith(("Gemma", "NemotronLayerNorm1P")) and "Norm" in kind:
             module.weight.data -= 1  # type: ignore[operator, union-attr]
+        correction = getattr(module, "e_score_correction_bias", None)
+        if isinstance(correction, Tensor):
+            correction.copy_(0.05 * torch.randn(correction.shape, generator=torch.Generator().manual_seed(seed)))
     return model
 
 
@@ -100,6 +103,8 @@ _SEQ = "ForConditionalGeneration"
 _SPECIAL = {"cls_token_id": 1, "sep_token_id": 2}
 _EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 14}
 _SPARSE = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 14}
+_MLA = {"num_key_value_heads": 4, "kv_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 3, "v_head_dim": 5}
+_MLA |= {"n_routed_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 7, "first_k_dense_replace": 1}
 _LM, _CLS = "ForCausalLM", "ForSequenceClassification"
 _NEO = {"vocab_size": V, "hidden_size": 24, "num_layers": L, "num_heads": 4, "max_position_embeddings": 24}
 _NEO |= {"attention_types": [[["global", "local"], 1]], "window_size": 3, "layer_norm_epsilon": 1e-3}
@@ -179,6 +184,8 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         _LN | {"num_key_value_heads": 2, "logit_scale": 0.5},
         tied=(_LM, {}),
         untied=(_LM, _UNTIED | {"num_key_value_heads": 4, "attention_bias": True}),
+        head_norms=(_LM, {"use_qk_norm": True}),
+        head_norms_biases=(_LM, _UNTIED | {"use_qk_norm": True, "attention_bias": True, "num_key_value_heads": 1}),
     ),
     *_variants(
         "cohere2",
@@ -194,6 +201,8 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         untied=(_LM, {}),
         biases=(_LM, {"use_qkv_bias": True, "num_key_value_heads": 4}),
         parallel=(_LM, {"use_parallel_residual": True, "tie_word_embeddings": True}),
+        head_norms=(_LM, {"qk_layernorm": True}),
+        head_norms_biases=(_LM, {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True}),
         classifier=(_CLS, {"num_labels": 5}),
     ),
     *_variants(
@@ -247,6 +256,28 @@ MODEL_TYPES: tuple[ModelType, ...] = (
             _CLS,
             {"num_labels": 5, "num_experts_per_tok": 3, "layer_types": ["full_attention", "sliding_attention"]},
         ),
+    ),
+    *_variants(
+        "deepseek_v3",
+        "DeepseekV3",
+        _RMS | _MLA | {"n_group": 3, "topk_group": 2, "q_lora_rank": 9},
+        groups=(_LM, {"attention_bias": True}),
+        one_group=(
+            _LM,
+            {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "first_k_dense_replace": 0, "rope_interleave": False}
+            | {"tie_word_embeddings": True, "num_experts_per_tok": 5},
+        ),
+    ),
+    *_variants(
+        "deepseek_v2",
+        "DeepseekV2",
+        _RMS | _MLA | {"qk_nope_head_dim": 4},
+        groups=(
+            _LM,
+            {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "q_lora_rank": 9}
+            | {"attention_bias": True},
+        ),
+        lite=(_LM, {"q_lora_rank": None, "mlp_bias": True, "n_shared_experts": 1}),
     ),
     *_variants("olmoe", "Olmoe", _RMS | _EXPERTS, untied=(_LM, {"num_experts": 3})),
     *_variants(
@@ -467,11 +498,11 @@ class Float64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Everything a float64 model says, one row per example."""
+def forward(model: nn.Module, inputs: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Everything a float64 model says with these tensors in place of its own, one row per example."""
     cast = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
     with Float64():
-        said = model(**cast)
+        said = torch.func.functional_call(model, dict(tensors), (), cast)
     names = (*OUTPUTS, *(ENCODER_OUTPUTS if said.get("last_hidden_state") is not None else ()))
     return torch.cat([said[name].flatten(1) for name in names if said.get(name) is not None], dim=1)
 
@@ -504,22 +535,38 @@ def weights(name: str, seed: int = 0) -> ib.Weights:
     return ib.load(built(name, seed))
 
 
-def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The outputs of these weights in float64, by the class of transformers of `model`."""
+def _file_tensor(w: ib.Weights, disk: str) -> Tensor:
+    return w.assembled(disk, lambda name: w.stored(name).double())
+
+
+@cache
+def _in_memory(model: nn.Module) -> tuple[nn.Module, list[str], dict[str, Tensor]]:
+    """The model in float64; the tensors of its file; and for every tensor in memory, which entries of these it holds,
+    counted through all of them. transformers may hold several tensors of a file as one."""
     import copy
 
-    if w.family.fused:
-        state = {disk: w.assembled(disk, lambda n: w.stored(n).double()) for disk in w.names.by_disk}
-        module = type(model).from_pretrained(None, config=model.config, state_dict=state, dtype=torch.float64)
-        with torch.no_grad():
-            return forward(module.eval(), inputs)
+    start = ib.load(model)
+    state, n = {}, 0
+    for disk in sorted(start.names.by_disk):
+        shape = _file_tensor(start, disk).shape
+        state[disk] = torch.arange(n, n + shape.numel(), dtype=torch.float64).reshape(shape)
+        n += shape.numel()
+    stored = list(state)
+    if start.family.fused:
+        fused = type(model).from_pretrained(None, config=model.config, state_dict=state, dtype=torch.float64)
+        state = fused.state_dict()
     module = copy.deepcopy(model).double()
-    places = ib.load(model).names.on_disk
-    state = dict(module.state_dict())
-    for n, disk in places.items():
-        state[disk].copy_(w.stored(n).double())
+    parameters = [(name, each) for name, each in module.named_parameters(remove_duplicate=False) if name in state]
+    own = {id(each): name for name, each in (*reversed(parameters), *module.named_buffers()) if name in state}
+    return module, stored, {name: state[name].long() for name in own.values()}
+
+
+def outputs(w: ib.Weights, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The outputs of these weights in float64, by the class of transformers of `model`."""
+    module, stored, places = _in_memory(model)
+    entries = torch.cat([_file_tensor(w, disk).flatten() for disk in stored])
     with torch.no_grad():
-        return forward(module, inputs)
+        return forward(module, inputs, {name: entries[index] for name, index in places.items()})
 
 
 def inputs(w: ib.Weights, n: int = 3, length: int = 9, seed: int = 0) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Imitations of real, messy hub folders: read, scrambled, written, and read again by transformers."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import model_types as mt
 import tiny
 from hub_imitations import (
     NOTHING,
@@ -181,6 +183,36 @@ def test_a_head_model_saved_without_the_base_prefix(tmp_path: Path, case: str) -
     folder = make(tmp_path / "m", case, renamed((rf"^{base}\.", "")))
     assert not any(name.startswith(f"{base}.") for name in tiny.read(check_survives(folder, case))[0])
 
+
+@pytest.mark.parametrize("kind", ["mpnet", "bert"])
+def test_a_sentence_encoder_whose_config_names_the_class_with_the_head_it_was_trained_with(
+    tmp_path: Path, kind: str
+) -> None:
+    """As sentence-transformers writes all-mpnet-base-v2: the tensors of the bare model, without the base prefix."""
+    stem = {"mpnet": "MPNet", "bert": "Bert"}[kind]
+    model = mt.ModelType("bare", kind, f"{stem}Model", mt._ENCODER).build()
+    model.save_pretrained(tmp_path / "m")
+    config = tmp_path / "m" / "config.json"
+    named = json.loads(config.read_text()) | {"architectures": [f"{stem}ForMaskedLM"]}
+    config.write_text(json.dumps(named))
+    a = load(tmp_path / "m")
+    assert a.config["architectures"] == [f"{stem}Model"]
+    scramble(a, seed=1).apply(a).save(tmp_path / "out")
+    x = mt.inputs(a)
+    after = type(model).from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert distance(tiny.logits(after, x), tiny.logits(model, x)) <= 1e-5 * 2
+    tensors, written = tiny.read(tmp_path / "out")
+    assert written["architectures"] == [f"{stem}Model"]
+    assert largest_change(tensors, tiny.read(tmp_path / "m")[0]) > 0.1
+    # Saved from the class with the head (its names have the base prefix), or with a part of it, a head is missing.
+    prefixed = {f"{kind}.{name}": tensor for name, tensor in tiny.read(tmp_path / "m")[0].items()}
+    part = tiny.read(tmp_path / "m")[0] | {f"{LM_DENSE[kind]}.bias": torch.zeros(24)}
+    for tensors in (prefixed, part):
+        with pytest.raises(ArchitectureError, match=rf"^{LM_DENSE[kind]}.weight: missing from the checkpoint"):
+            load(tensors, named)
+
+
+LM_DENSE = {"mpnet": "lm_head.dense", "bert": "cls.predictions.transform.dense"}
 
 TIED = {
     "gpt2-lm-tied": ("transformer.wte.weight", "lm_head.weight"),

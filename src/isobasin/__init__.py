@@ -34,6 +34,7 @@ _PUBLIC = {
     "move_adapter": "isobasin.merging.adapters",
     "open_task": "isobasin.tasks.loader",
     "plot_path": "isobasin.report.figures",
+    "push_to_hub": "isobasin.hub",
     "save_transform": "isobasin.symmetries.transform_file",
     "scramble": "isobasin.symmetries.transform",
     "symmetry": "isobasin.symmetries.symmetry",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from isobasin.compare.equivalence import equivalent as equivalent
     from isobasin.compare.fingerprint import fingerprint as fingerprint
     from isobasin.errors import IsobasinError as IsobasinError
+    from isobasin.hub import push_to_hub as push_to_hub
     from isobasin.learn.matching import LearnedMatching as LearnedMatching
     from isobasin.merging.adapters import merge_adapters as merge_adapters
     from isobasin.merging.adapters import move_adapter as move_adapter

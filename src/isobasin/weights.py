@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from isobasin.arch import FAMILIES, Architecture, Family, Index, Names, describe, family_of, resolve
+from isobasin.arch import FAMILIES, Architecture, Family, Index, Names, describe, family_of, of_stored_class, resolve
 from isobasin.arch.user_family import use_family, use_listed_families
 from isobasin.checkpoint import (
     Adapter,
@@ -36,6 +37,9 @@ from isobasin.views import Change, ReadOnce, Tensors, View, room
 MEMORY = 2**29  # bytes of the host that a model may take to be read only once
 READERS = 8  # threads that read a model onto an accelerator
 
+GGUF_ARCHITECTURES = ("llama", "qwen2", "gpt2")
+GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0")
+
 
 @dataclass(frozen=True, repr=False)
 class Weights(Shown, Mapping[str, Tensor]):
@@ -55,6 +59,7 @@ class Weights(Shown, Mapping[str, Tensor]):
     changed: frozenset[str] = field(default_factory=frozenset)
     exact: bool = True
     memory: int = MEMORY
+    note: str = ""  # how the numbers were made, where they are not those of a file
 
     def __getitem__(self, name: str) -> Tensor:
         plain = self.arch.plain_gains.get(name)
@@ -110,6 +115,7 @@ class Weights(Shown, Mapping[str, Tensor]):
             "parameters": f"{self.n_params:,}, {dtype_name(self.dtype)}",
             "source": self.path or "memory",
         }
+        facts |= {"note": self.note} if self.note else {}
         if self.changed:
             rounded = "nothing rounded" if self.exact else "rounded when they are stored"
             facts["changed"] = f"{len(self.changed)} of {len(self)} tensors, {rounded}"
@@ -347,7 +353,7 @@ def load(
     source: ModelSource, config: Mapping[str, Any] | None = None, *, family: Family | str | Path | None = None
 ) -> Weights:
     """A model from a Hugging Face folder or cached hub id (lazily), a `PreTrainedModel`, or tensors and a config.
-    `base+adapter` is a model with a LoRA adapter of PEFT merged into it.
+    `base+adapter` is a model with a LoRA adapter of PEFT merged into it; a file NAME.gguf needs the package gguf.
 
     A folder is read when its tensors are asked for. A model in memory, or a dictionary of tensors, is copied to the
     CPU: what is loaded does not change when training goes on. `family` is one of your own, or a file that defines it;
@@ -361,6 +367,8 @@ def load(
     if isinstance(source, str | Path) and "+" in str(source) and not Path(source).exists():
         base, _, adapter = str(source).rpartition("+")
         return with_adapter(load(base), Adapter.open(adapter))
+    if isinstance(source, str | Path) and str(source).endswith(".gguf"):
+        return _from_gguf(Path(source))
     if isinstance(source, str | Path):
         try:
             checkpoint = open_checkpoint(source)
@@ -379,6 +387,46 @@ def load(
     if isinstance(tensors, dict):
         tensors = _copied(tensors)
     return _weights(tensors, deepcopy(dict(config)), None)
+
+
+def _from_gguf(file: Path) -> Weights:
+    """A language model from a GGUF file, whole and in float32: transformers undoes the order of rotary columns."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise CheckpointError(f"{file}: reading GGUF needs the package gguf: pip install 'isobasin[gguf]'") from error
+    if not file.is_file():
+        raise CheckpointError(f"{file} is not there: expected a GGUF file")
+    try:
+        reader = GGUFReader(file)
+        field_of = reader.fields.get("general.architecture")
+        kind = str(field_of.contents()) if field_of else None
+        types = sorted({tensor.tensor_type.name for tensor in reader.tensors})
+    except Exception as error:  # a damaged file can raise anything
+        raise CheckpointError(f"{file} can not be read as GGUF ({error!s:.160}): re-download it") from error
+    if kind not in GGUF_ARCHITECTURES:
+        raise CheckpointError(
+            f"{file} holds a {kind!r:.40} model, expected one of {', '.join(GGUF_ARCHITECTURES)}; for others give the "
+            "folder that it was converted from"
+        )
+    if coarse := [name for name in types if name not in GGUF_TYPES]:
+        raise CheckpointError(
+            f"{file} is quantised to {', '.join(coarse)}, which leaves too little to compare, expected "
+            f"{', '.join(GGUF_TYPES)}; give the folder that it was converted from, or a Q8_0 file"
+        )
+    try:
+        transformers = import_module("transformers")  # by name: what only reads tensors must not depend on it
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
+        )
+    except Exception as error:
+        raise CheckpointError(f"{file}: transformers can not build its model ({error!s:.160})") from error
+    how = "dequantised" if "Q8_0" in types else "widened"
+    config = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
+    return replace(
+        load(model, config | _class_of(model)),
+        note=f"from GGUF ({', '.join(types)}), {how} to float32; the tokenizer is not read",
+    )
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -424,6 +472,7 @@ def _class_of(model: object) -> dict[str, list[str]]:
 
 def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint | None) -> Weights:
     infos: Mapping[str, TensorInfo] | Tensors = checkpoint.infos if checkpoint else tensors
+    config = of_stored_class(config, infos)
     arch, names = describe(config, {name: tuple(info.shape) for name, info in infos.items()})
     dtypes = {name: infos[disk].dtype for name, disk in names.on_disk.items()}
     for name, dtype in dtypes.items():

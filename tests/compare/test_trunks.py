@@ -32,12 +32,15 @@ from isobasin.weights import Weights, load
 _TEXT = {"vocab_size": 30, "pad_token_id": 0}
 _SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 _BERT = _SIZES | {"max_position_embeddings": 20, "vocab_size": 30, "pad_token_id": 1}
+_STACK = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
 CONFIGS: dict[str, dict[str, Any]] = {
     "GPT2": {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 20, **_TEXT},
     "Llama": _SIZES | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32},
     "Bert": _BERT,
     "Roberta": _BERT,
-    "T5": {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, **_TEXT},
+    "T5": {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, **_TEXT},
+    "Bart": {f"{stack}_{key}": n for stack in ("encoder", "decoder") for key, n in _STACK.items()}
+    | {"d_model": 16, "max_position_embeddings": 20, **_TEXT},
     "ViT": _SIZES | {"image_size": 6, "patch_size": 2},
 }
 TIED = {"tie_word_embeddings": True}
@@ -63,6 +66,10 @@ ROWS: dict[str, tuple[str, Model, Model]] = {
     "gpt2-rows": ("GPT2", ("LMHeadModel", {}), ("LMHeadModel", MORE)),
 }
 PAIRS = HEADS | ROWS
+TWO_STACKS: dict[str, tuple[str, Model, Model]] = {
+    "t5": ("T5", ("Model", {}), ("ForConditionalGeneration", {})),
+    "bart": ("Bart", ("ForConditionalGeneration", {}), ("Model", {})),
+}
 
 
 def build(stem: str, model: Model, seed: int) -> Any:
@@ -93,7 +100,7 @@ def give_trunk(source: Any, target: Any) -> None:
 @cache
 def pair(name: str, swapped: bool = False, related: bool = True) -> tuple[Weights, Weights]:
     """A, and B with the trunk of A and a head of its own, scrambled and stored in float32."""
-    stem, *sides = PAIRS[name]
+    stem, *sides = (PAIRS | TWO_STACKS)[name]
     first, second = build(stem, sides[0], 0), build(stem, sides[1], 1)
     if related:
         give_trunk(first, second)
@@ -102,7 +109,14 @@ def pair(name: str, swapped: bool = False, related: bool = True) -> tuple[Weight
 
 
 def with_changed_layer(model: Weights) -> Weights:
-    name = next(n for n in model if n.endswith(("mlp.down_proj.weight", "mlp.c_proj.weight", "output.dense.weight")))
+    ends = (
+        "mlp.down_proj.weight",
+        "mlp.c_proj.weight",
+        "output.dense.weight",
+        "DenseReluDense.wo.weight",
+        "fc2.weight",
+    )
+    name = next(n for n in model if n.endswith(ends))
     tensor = model[name].clone()
     tensor[0] *= 1.05
     return replace(model, tensors={**model.tensors, name: tensor})
@@ -121,6 +135,20 @@ def test_a_scrambled_copy_with_another_head_has_the_same_trunk(name: str, swappe
     part = "about the trunk" if name in HEADS else "about the shared rows of the vocabulary"
     assert found.reason.startswith(part)
     assert "left out: " in found.reason
+
+
+@pytest.mark.parametrize("name", TWO_STACKS)
+def test_encoder_decoders_share_their_trunk(name: str) -> None:
+    """Behind the last norm of an encoder its gain moves into cross attention, and that of the bare class is shown."""
+    a, b = pair(name)
+    found = equivalent(a, b)
+    assert found.answer == "same", found.reason
+    assert found.reason.startswith("about the trunk")
+    heads = [*found.left_out.a, *found.left_out.b]
+    assert [n for n in heads if "embed_tokens" in n] == []
+    assert any(n.startswith("lm_head") for n in heads)
+    if name == "t5":
+        assert equivalent(a, with_changed_layer(b)).answer == "different"
 
 
 def test_a_pooler_is_no_part_of_the_trunk() -> None:
@@ -231,11 +259,11 @@ def test_more_than_a_head_is_refused_as_before(setting: dict[str, Any]) -> None:
         equivalent(a, b)
 
 
-def test_encoder_decoders_with_different_heads_are_refused() -> None:
-    a, b = (load(build("T5", (head, {}), 0)) for head in ("Model", "ForConditionalGeneration"))
+def test_an_encoder_alone_is_no_trunk_of_both_stacks() -> None:
+    a, b = (load(build("T5", (head, {}), 0)) for head in ("Model", "EncoderModel"))
     with pytest.raises(ArchitectureError, match="only models of the same architecture can be aligned"):
         align(b, to=a)
-    with pytest.raises(ArchitectureError, match="class: A has T5Model, B has T5ForConditionalGeneration"):
+    with pytest.raises(ArchitectureError, match="A has T5Model, B has T5EncoderModel"):
         equivalent(a, b)
 
 

@@ -1,29 +1,35 @@
 """Wrong descriptions, made from right ones: one word, norm, sum, size or switch of a family changed at a time.
 
 A family hands strings and sizes to `build`. `described` catches them, `mutants` changes them one by one, and
-inside `bent` the family describes its models with such a change.
+inside `bent` the family describes its models with such a change. Where a family writes layers or experts out, the
+first of each is changed: names that differ in numbers alone count as one.
 """
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from isobasin.arch import FAMILIES, Architecture, HeadSpace, Space, Sum
+from isobasin.arch import FAMILIES, Architecture, HeadSpace, Space, Sum, architecture, families
 
 Parts = Mapping[str, Any]
 Labelled = Iterator[tuple[str, Any]]  # what was done, and the result; None: left out
-PARTS = ("modules", "tensors", "norms", "biases", "aliases", "sums", "spaces", "heads")
+PARTS = ("modules", "tensors", "norms", "biases", "aliases", "sums", "spaces", "heads", "routers", "tables", "scales")
 KINDS = ("fixed", "permutation", "permutation±", "signed", "positive", "scaled", "orthogonal", "orthogonal1")
 
 _TERM = re.compile(r"(\|?)([^|:*]+)(:q)?\|?(\*?)")
 _NAME = re.compile(r"(?<![:\w}])[A-Za-z_](?:\w|\{[^}]*\})*")
 _NORM = re.compile(r"(layer|rms)\(([^,]+), ([^,)]+)(?:, ([^)]+))?\)")
+_BUILDERS = [
+    module
+    for each in pkgutil.iter_modules(families.__path__)
+    if hasattr(module := import_module(f"{families.__name__}.{each.name}"), "build")
+]
 
 
 @dataclass(frozen=True)
@@ -38,50 +44,59 @@ class Mutant:
 def described(family: str, config: Mapping[str, Any]) -> Parts:
     """What the family hands to `build` for this config."""
     caught: list[Parts] = []
-    real = _module(family).build
-
-    def build(**parts: Any) -> Architecture:
-        caught.append(parts)
-        return real(**parts)
-
-    with mock.patch.object(_module(family), "build", build):
-        FAMILIES[family].describe(config)
-    return caught[0]
+    with _built(caught.append):
+        FAMILIES[family].architecture(config)
+    (found,) = caught
+    return found
 
 
 @contextmanager
-def bent(family: str, mutant: Mutant) -> Iterator[None]:
-    """Inside, the family describes its models with this change."""
-    real = _module(family).build
-
-    def build(**parts: Any) -> Architecture:
-        return real(**{**parts, mutant.part: mutant.value})
-
-    with mock.patch.object(_module(family), "build", build):
+def bent(mutant: Mutant) -> Iterator[None]:
+    """Inside, a family describes its models with this change."""
+    with _built(lambda parts: {**parts, mutant.part: mutant.value}):
         yield
 
 
-def _module(family: str) -> ModuleType:
-    """The file that builds a family's architecture."""
-    builders = dict.fromkeys(("mistral", "qwen2", "phi3"), "llama")
-    return import_module(f"isobasin.arch.families.{builders.get(family, family)}")
+@contextmanager
+def _built(change: Callable[[Parts], Parts | None]) -> Iterator[None]:
+    """Inside, families build what `change` makes of their parts, if it makes something."""
+
+    def build(**parts: Any) -> Architecture:
+        return architecture.build(**(change(parts) or parts))
+
+    with ExitStack() as stack:
+        for module in _BUILDERS:
+            stack.enter_context(mock.patch.object(module, "build", build))
+        yield
 
 
 def mutants(parts: Parts) -> Iterator[Mutant]:
     """Every change of one thing."""
     words = Words(parts)
-    changes = {"modules": words.pattern, "tensors": words.pattern, "norms": words.norm}
-    for part in ("modules", "tensors", "norms", "biases", "aliases"):
+    changes = {"modules": words.pattern, "tensors": words.pattern, "norms": words.norm, "scales": words.module}
+    for part in ("modules", "tensors", "norms", "biases", "aliases", "tables", "scales"):
         yield from _in_table(parts, part, changes.get(part, lambda text: iter(())))
+    for router in _first(parts.get("routers", ()), str):
+        yield Mutant(f"routers: {router} left out", "routers", tuple(r for r in parts["routers"] if r != router))
     yield from _in_list(parts, "sums", sums)
     yield from _in_list(parts, "spaces", spaces)
-    for label, value in heads(parts["heads"]):
-        yield Mutant(f"heads: {label}", "heads", value)
+    if isinstance(parts["heads"], HeadSpace):
+        yield from (Mutant(f"heads: {label}", "heads", value) for label, value in heads(parts["heads"]))
+    else:
+        yield from _in_list(parts, "heads", heads)
+
+
+def _first(items: Any, key: Callable[[Any], Any]) -> list[Any]:
+    """The first of the items that differ in numbers alone."""
+    found: dict[str, Any] = {}
+    for item in items:
+        found.setdefault(re.sub(r"\d+", "#", str(key(item))), item)
+    return list(found.values())
 
 
 def _in_table(parts: Parts, part: str, change: Callable[[str], Labelled]) -> Iterator[Mutant]:
     table = parts.get(part) or {}
-    for key, text in table.items():
+    for key, text in _first(table.items(), lambda item: item):
         where = f"{part}: {key.rpartition('{i}.')[2]}"
         yield Mutant(f"{where} left out", part, {k: v for k, v in table.items() if k != key})
         for label, other in change(text):
@@ -91,10 +106,13 @@ def _in_table(parts: Parts, part: str, change: Callable[[str], Labelled]) -> Ite
 
 def _in_list(parts: Parts, part: str, change: Callable[[Any], Labelled]) -> Iterator[Mutant]:
     items = list(parts.get(part, ()))
-    for k, item in enumerate(items):
+    names = [item.name for item in items]
+    for item in _first(items, lambda item: (item.name, getattr(item, "kind", ""))):
+        k = items.index(item)
         for label, other in change(item):
             changed = [*items[:k], *([] if other is None else [other]), *items[k + 1 :]]
-            yield Mutant(f"{part}: {item.name}, {label}", part, type(parts[part])(changed))
+            where = item.name if names.count(item.name) == 1 else str(k)
+            yield Mutant(f"{part}: {where}, {label}", part, type(parts[part])(changed))
 
 
 class Words:
@@ -104,11 +122,16 @@ class Words:
         texts = " ".join([*parts["modules"].values(), *parts["tensors"].values()])
         names = {name for word in texts.split() for name in _NAME.findall(re.sub(r"\.\d+", "", word))}
         norms = [found for found in map(_NORM.fullmatch, parts["norms"].values()) if found]
+        heads = parts["heads"]
+        listed = [] if isinstance(heads, HeadSpace) else [each for each in heads if each.qk]
         self._spaces = {space.name for space in parts["spaces"]}
+        self._heads = {each.name for each in listed} | {name for name in names if name.startswith("heads")}
         self._faces = {name for name in names if name[:2] in ("qk", "vo")}
-        self._norms = names - self._spaces - self._faces
+        self._faces |= {face for each in listed for face in (each.qk, each.vo)}
+        self._norms = names - self._spaces - self._faces - self._heads
         self._modules = {found[3] for found in norms}
-        self._extras = {found[4] for found in norms if found[4]} | {"exposed", None}
+        self._weights = {f"{module}.weight" for module in parts["modules"]}
+        self._extras = {found[4] for found in norms if found[4]} | {"exposed", "plus_one", "plain", None}
 
     def pattern(self, text: str) -> Labelled:
         optional, body = ("?", text[1:]) if text.startswith("?") else ("", text)
@@ -125,8 +148,8 @@ class Words:
                     yield f"{text} → {joined}", joined
 
     def _word(self, word: str) -> Iterator[str]:
-        if word.startswith((".", "-")):
-            yield from [f".{int(word[1:]) + 1}"] if word[1:] else []
+        if word.startswith((".", "-", "()")):
+            yield from [f".{int(word[1:]) + 1}"] if word[1:].isdecimal() else []
             return
         inner = word.strip("()")
         frame = word.replace(inner, "{}")
@@ -151,14 +174,14 @@ class Words:
         if name not in self._norms:
             other = "" if bar else "|"
             yield f"{other}{name}{queries}{other}{dual}"
-        peers = next(names for names in (self._faces, self._spaces, self._norms) if name in names)
+        peers = next(each for each in (self._faces, self._spaces, self._heads, self._norms) if name in each)
         yield from (f"{bar}{peer}{queries}{bar}{dual}" for peer in sorted(peers - {name}))
 
     def norm(self, text: str) -> Labelled:
         found = _NORM.fullmatch(text)
         assert found, text
         kind, space, module, extra = found.groups()
-        seen = f"{kind}({space}{', exposed' if extra == 'exposed' else ', skip' if extra else ''})"
+        seen = f"{kind}({space}{'' if not extra else ', skip' if extra.startswith('skip') else f', {extra}'})"
         others = [("layer" if kind == "rms" else "rms", space, module, extra)]
         others += [(kind, other, module, extra) for other in sorted(self._spaces)]
         others += [(kind, space, other, extra) for other in sorted(self._modules)]
@@ -167,6 +190,9 @@ class Words:
             new = next((b or "nothing" for a, b in zip(found.groups(), other) if a != b), "")
             tail = f", {other[3]}" if other[3] else ""
             yield f"{seen} → {new}", f"{other[0]}({other[1]}, {other[2]}{tail})"
+
+    def module(self, weight: str) -> Labelled:
+        yield from ((f"of {other}", other) for other in sorted(self._weights - {weight}))
 
 
 def sums(item: Sum) -> Labelled:
@@ -191,6 +217,8 @@ def spaces(space: Space) -> Labelled:
     yield "left out", None
     yield "one larger", replace(space, size=space.size + 1)
     yield f"stream={not space.stream}", replace(space, stream=not space.stream)
+    if space.members:
+        yield "without members", replace(space, members=())
     for kind in KINDS:
         if kind != space.kind:
             yield f"{space.kind} → {kind}", replace(space, kind=kind)  # type: ignore[arg-type]
@@ -207,3 +235,8 @@ def heads(item: HeadSpace) -> Labelled:
     yield "twice as many", replace(item, **twice)
     yield "half as wide", replace(item, d_head=item.d_head // 2)
     yield "twice as many, half as wide", replace(item, **twice, d_head=item.d_head // 2)
+    yield f"qk_norm={not item.qk_norm}", replace(item, qk_norm=not item.qk_norm)
+    if item.qk_norm:
+        yield f"whole_norm={not item.whole_norm}", replace(item, whole_norm=not item.whole_norm)
+        yield f"plus_one={not item.plus_one}", replace(item, plus_one=not item.plus_one)
+        yield "gains exchanged", replace(item, q_gain=item.k_gain, k_gain=item.q_gain)

@@ -41,7 +41,7 @@ def subject(name: str, seed: int = 0) -> Subject:
 
 def on_disk(weights: Weights) -> dict[str, Tensor]:
     """The tensors under their names on disk, in the type in which they are held, ties included."""
-    found = {disk: weights[name] for name, disk in weights.names.on_disk.items()}
+    found = {disk: weights.assembled(disk, weights.stored) for disk in weights.names.by_disk}
     return found | {copy: found[weights.names.on_disk[target]] for copy, target in weights.names.copies.items()}
 
 

@@ -44,11 +44,14 @@ def groups(draw: st.DrawFn) -> Group:
     plain = [
         *(MonomialGroup(n, scales) for scales in ("none", "global", "signs", "positive", "nonzero")),
         Trivial(n),
-        PairSigns(2 * n, draw(st.booleans())),
+        PairSigns(2 * n, draw(st.booleans()), draw(st.booleans())),
         Orthogonal(n),
         OrthogonalFixingOnes(n),
     ]
-    heads = Heads(draw(sizes), draw(st.integers(1, 3)), draw(factors()), draw(factors()), draw(st.booleans()))
+    blocks = draw(st.integers(1, 3))
+    plain.append(MonomialGroup(n * blocks, blocks=blocks))
+    shared = draw(st.sampled_from([None, GL(n), RotaryCommutant(2 * n, draw(st.booleans()))]))
+    heads = Heads(draw(sizes), draw(st.integers(1, 3)), draw(factors()), draw(factors()), draw(st.booleans()), shared)
     return draw(st.one_of(st.sampled_from(plain), factors(), st.just(heads)))
 
 

@@ -23,7 +23,7 @@ from isobasin.arch.registry import REFUSED
 from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
 from isobasin.config_keys import differing_settings
-from isobasin.groups import Orthogonal, Phases, RotaryCommutant
+from isobasin.groups import Monomial, Orthogonal, Phases, RotaryCommutant
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import normalize
 from isobasin.symmetries.transform import scramble
@@ -40,13 +40,15 @@ SHORT = (
         "gemma3_text-tied",
         "glm-untied",
         "cohere2-tied",
+        "cohere-head-norms",
+        "stablelm-head-norms",
         "olmo-untied",
         "olmo2-untied",
         "mixtral-untied",
         "falcon-groups",
     ),
     *("opt-tied", "modernbert-masked-lm", "t5-relu", "bart-tied", "beit-classifier", "whisper-tied", "clip-towers"),
-    *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied", "gpt_oss-untied"),
+    *("llava-untied", "gemma3-tied", "qwen2_5_vl-untied", "gpt_oss-untied", "deepseek_v3-groups"),
 )
 SOME = NAMES if os.environ.get("ISOBASIN_SLOW") == "1" else SHORT
 every = pytest.mark.parametrize("name", NAMES if SOME is NAMES else FIRST)  # one of every model type
@@ -206,7 +208,7 @@ def test_one_step_outside_the_group_is_seen(name: str) -> None:
             assert error(name, act(flat, {space.name: inside})) <= EXACT, space.name
             assert error(name, act(flat, {space.name: inside}, Undual)) > SEEN, space.name
             if space.qk_norm:  # behind a norm with gains that differ inside pairs, a phase is no symmetry
-                turn = RotaryCommutant(space.rotary, space.interleaved).sample(space.n_kv_heads, seed=1)
+                turn = RotaryCommutant(space.d_head, space.interleaved).sample(space.n_kv_heads, seed=1)
                 turned = replace(groups[space.name].identity(), qk=Phases(turn.u / turn.u.abs(), space.interleaved))  # type: ignore[type-var]
                 assert error(name, act(flat, {space.name: turned})) > SEEN, space.name
             if not space.permutable:
@@ -265,6 +267,140 @@ def test_a_tensor_that_holds_several_is_written_as_it_was_found(tmp_path: Path) 
         ib.load(files[0] | {name: files[0][name][..., :26]}, a.config)
 
 
+@pytest.mark.parametrize("name", ["cohere-head-norms", "stablelm-head-norms"])
+def test_what_a_layer_norm_of_each_head_does_not_see(name: str) -> None:
+    """The same vector in all rows of a head, and the sign of its rows with its gains; nothing less."""
+    a = mt.weights(name)
+    heads = next(a.arch.heads())
+    (gain, *_), weight, n = heads.gain_names[0], "model.layers.0.self_attn.q_proj.weight", heads.d_head
+    rng = torch.Generator().manual_seed(0)
+    vector, first = torch.randn(a[weight].shape[1], generator=rng), torch.arange(len(a[weight])) < n
+    row, pair = (first & (torch.arange(len(a[weight])) < k) for k in (1, 2))
+    signs, turned = torch.where(first, -1.0, 1.0)[:, None], a[weight].clone()
+    turned[[0, 1]] = torch.stack([-a[weight][1], a[weight][0]])
+    rows = a[gain].reshape(-1, n).clone()
+    rows[0] *= -1
+    flipped = rows.reshape(a[gain].shape)
+    assert error(name, held(a, {weight: a[weight] + first[:, None] * vector})) <= 1e-6  # float32 here
+    assert error(name, held(a, {weight: a[weight] * signs, gain: flipped})) <= EXACT
+    for outside in (
+        {weight: a[weight] + row[:, None] * vector},
+        {weight: a[weight] * signs},
+        {weight: a[weight] * torch.where(pair, -1.0, 1.0)[:, None]},
+        {weight: turned},
+    ):
+        assert error(name, held(a, outside)) > SEEN
+
+
+MLA = "model.layers.0.self_attn"
+
+
+def test_heads_of_latent_attention_share_the_rotary_columns_of_their_keys() -> None:
+    a = mt.weights("deepseek_v3-groups")
+    flat, heads = held(normalize(a).apply(a)), a.arch.spaces["heads0"]
+    assert isinstance(heads, HeadSpace)
+    inside = symmetry(a.arch).groups["heads0"].sample(seed=4)
+    turn = RotaryCommutant(heads.rotary, heads.interleaved).sample(1, seed=1)
+    assert error("deepseek_v3-groups", act(flat, {"heads0": replace(inside, shared=turn)})) <= EXACT  # type: ignore[type-var]
+    wrong = RotaryCommutant(heads.rotary, not heads.interleaved).sample(1, seed=1)
+    assert error("deepseek_v3-groups", act(flat, {"heads0": replace(inside, shared=wrong)})) > SEEN  # type: ignore[type-var]
+    # A factor for each head moves the queries of each, but there is one key.
+    own = RotaryCommutant(heads.rotary, heads.interleaved).sample(heads.n_heads, seed=1).matrix()
+    queries = flat[f"{MLA}.q_b_proj.weight"].unflatten(0, (heads.n_heads, -1)).clone()
+    queries[:, -heads.rotary :] = own @ queries[:, -heads.rotary :]
+    assert error("deepseek_v3-groups", held(flat, {f"{MLA}.q_b_proj.weight": queries.flatten(0, 1)})) > SEEN
+
+
+def test_a_latent_vector_rotates_with_both_maps_beside_it() -> None:
+    a = mt.weights("deepseek_v3-groups")
+    flat = held(normalize(a).apply(a))
+    for latent, maps in (("kv0", ("kv_a_proj", "kv_b_proj")), ("q0", ("q_a_proj", "q_b_proj"))):
+        moved = act(flat, {latent: symmetry(a.arch).groups[latent].sample(seed=1)})
+        assert error("deepseek_v3-groups", moved) <= EXACT
+        for each in maps:
+            name = f"{MLA}.{each}.weight"
+            assert error("deepseek_v3-groups", held(moved, {name: flat[name]})) > SEEN
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3-groups", "deepseek_v2-groups"])
+def test_experts_keep_to_their_groups(name: str) -> None:
+    a = mt.weights(name)
+    group = symmetry(a.arch).groups["experts1"]
+    for order, inside in (((1, 0, 2, 3, 4, 5), True), ((4, 5, 0, 1, 3, 2), True), ((2, 1, 0, 3, 4, 5), False)):
+        element = Monomial(torch.tensor(order), torch.ones(6, dtype=torch.float64))
+        assert group.contains(element) is inside
+        change = error(name, act(a, {"experts1": element}))
+        assert change <= EXACT if inside else change > SEEN, order
+    alone = mt.weights("deepseek_v3-one-group")
+    assert symmetry(alone.arch).groups["experts1"].contains(element)
+    assert error("deepseek_v3-one-group", act(alone, {"experts1": element})) <= EXACT
+
+
+def test_the_correction_bias_moves_with_experts_and_counts() -> None:
+    name, bias = "deepseek_v3-groups", "model.layers.1.mlp.gate.e_score_correction_bias"
+    a = mt.weights(name)
+    swapped = Monomial(torch.tensor([1, 0, 2, 3, 4, 5]), torch.ones(6, dtype=torch.float64))
+    assert torch.equal(act(a, {"experts1": swapped})[bias], a[bias][swapped.index].double())
+    other = held(a, {bias: a[bias] + torch.linspace(-0.5, 0.5, 6)})
+    assert error(name, other) > SEEN
+    assert not compare_fingerprints(fingerprint(a), fingerprint(other)).equal
+    # A constant is free, and not part of the group.
+    assert error(name, held(a, {bias: a[bias] + 0.25})) <= EXACT
+
+
+def degenerate(a: Weights, kind: str) -> tuple[Weights, Weights]:
+    """Two models of one function with a head that writes nothing, values of lower rank, or keys of zeros."""
+    heads = a.arch.spaces["heads0"]
+    assert isinstance(heads, HeadSpace)
+    nope, v = heads.d_head - heads.rotary, heads.value_size
+    q, kv, o = (a[f"{MLA}.{each}.weight"].clone() for each in ("q_b_proj", "kv_b_proj", "o_proj"))
+    others = [q.clone(), kv.clone(), o.clone()]
+    keys = {}
+    if kind == "silent head":
+        for each in (o, others[2]):
+            each[:, :v] = 0
+        others[0][: heads.d_head] += 1
+        others[1][: nope + v] += 1
+    elif kind == "rank of values":
+        for each in (kv, others[1]):
+            each[2 * nope + v] = 0
+        others[2][:, v] += 1
+    else:
+        for each in ("weight", "bias"):
+            keys[f"{MLA}.k_rope_proj.{each}"] = a[f"{MLA}.k_rope_proj.{each}"].clone()
+            keys[f"{MLA}.k_rope_proj.{each}"][:2] = 0  # one interleaved pair
+        for head in range(heads.n_heads):
+            others[0][head * heads.d_head + nope + torch.arange(2)] += 1
+    names = [f"{MLA}.{each}.weight" for each in ("q_b_proj", "kv_b_proj", "o_proj")]
+    return held(a, keys | dict(zip(names, (q, kv, o)))), held(a, keys | dict(zip(names, others)))
+
+
+@pytest.mark.parametrize("kind", ["silent head", "rank of values", "keys of zeros"])
+def test_what_degenerate_heads_of_latent_attention_ignore_is_removed(kind: str) -> None:
+    a = mt.weights("deepseek_v3-groups")
+    x, model = mt.inputs(a), mt.built("deepseek_v3-groups")
+    one, two = degenerate(a, kind)
+    reduced = [remove_degeneracies(each) for each in (one, two)]
+    assert all(notes for _, notes in reduced)
+    outputs = [mt.outputs(held(each), model, x) for each in (one, two, reduced[0][0], reduced[1][0])]
+    for each in outputs[1:]:
+        assert float((each - outputs[0]).abs().max() / outputs[0].abs().max()) <= EXACT
+    for n in a:
+        assert float((reduced[0][0][n].double() - reduced[1][0][n].double()).norm()) <= EXACT, n
+    if os.environ.get("ISOBASIN_SLOW") == "1":  # half a minute each
+        verdict = ib.equivalent(one, held(scramble(two, seed=3).apply(two)))
+        assert (verdict.answer, verdict.evidence.kind) == ("same", "larger group"), verdict
+
+
+def test_matchers_refuse_the_attention_of_latent_keys_where_they_do_not_know_it() -> None:
+    a = mt.weights("deepseek_v3-groups")
+    with pytest.raises(ib.IsobasinError, match="matcher reference does not know latent attention"):
+        ib.align(a, to=a, matcher=ib.ReferenceMatching())
+    data = [mt.inputs(a)]
+    with pytest.raises(ib.IsobasinError, match="attention scopes are not supported for latent attention"):
+        ib.align(a, to=a, matcher=ib.ActivationMatching(data, scope="all-attention"))
+
+
 def test_two_streams_move_apart() -> None:
     a = mt.weights("whisper-tied")
     moved = scramble(a, seed=1).elements
@@ -292,12 +428,54 @@ def test_data_files_are_no_audio(tmp_path: Path) -> None:
         ib.align(a, to=a, matcher=ib.ActivationMatching(tmp_path / "text.txt"))
 
 
-@pytest.mark.parametrize("name", ["gemma2-untied", "gemma3_text-untied", "bloom-untied"])
+# What the derivation of the groups marks as no symmetry, each beside the element of the group that is next to it.
+@pytest.mark.parametrize(
+    "name", ["gemma2-untied", "gemma3_text-untied", "glm4-untied", "olmo2-untied", "olmo3-untied", "bloom-untied"]
+)
 def test_a_norm_that_writes_the_stream_keeps_it_from_rotating(name: str) -> None:
     a = mt.weights(name)
     flat, (stream,) = held(normalize(a).apply(a)), a.arch.streams.values()
     assert error(name, act(flat, {stream.name: symmetry(a.arch).groups[stream.name].sample(seed=1)})) <= EXACT
     assert error(name, act(flat, {stream.name: Orthogonal(stream.size).sample(seed=1)})) > SEEN
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3-untied", "gemma3_text-tied", "olmo2-untied", "olmo3-untied", "olmoe-untied", "qwen3_moe-untied"),
+        "gemma3-tied",
+    ],
+)
+def test_norms_on_queries_and_keys_leave_no_phases(name: str) -> None:
+    """A phase for each rotary pair turns queries and keys against the gains of their norms; a sign does not."""
+    a = mt.weights(name)
+    heads = next(a.arch.heads())
+    still = replace(symmetry(a.arch).groups[heads.name].identity())
+    turn = RotaryCommutant(heads.rotary, heads.interleaved).sample(heads.n_kv_heads, seed=1)
+    phases = turn.u / turn.u.abs()
+    signs = torch.where(phases.real > 0, 1.0, -1.0).to(phases.dtype)
+    assert (signs.real < 0).any()
+    for factor, seen in ((signs, False), (phases, True)):
+        changed = error(name, act(a, {heads.name: replace(still, qk=Phases(factor, heads.interleaved))}))  # type: ignore[type-var]
+        assert changed > SEEN if seen else changed <= EXACT
+
+
+@pytest.mark.parametrize("name", ["bloom-tied", "mpt-tied", "falcon-alibi", "t5-relu", "mt5-gated", "mpnet-masked-lm"])
+def test_heads_with_positions_of_their_own_keep_their_places(name: str) -> None:
+    """ALiBi has a slope for each head. A table of relative positions that all layers share ties the order of heads:
+    with the columns of the table those of all layers may be exchanged at once, and those of one layer may not."""
+    a = mt.weights(name)
+    fixed = [heads for heads in a.arch.heads() if not heads.permutable and heads.stack != "decoder"]
+    order = torch.arange(fixed[0].n_kv_heads).flip(0)
+    swapped = {heads.name: replace(symmetry(a.arch).groups[heads.name].identity(), kv=order) for heads in fixed}  # type: ignore[type-var]
+    assert len(swapped) == 2
+    for heads in swapped:
+        assert error(name, act(a, {heads: swapped[heads]})) > SEEN
+    moved = act(a, swapped)
+    assert error(name, moved) > SEEN
+    for table in a.arch.tables:
+        if "decoder" not in table:
+            assert error(name, held(moved, {table: a[table][:, order]})) <= EXACT
 
 
 # -- configs --------------------------------------------------------------------------------------------------------
@@ -328,6 +506,17 @@ def test_known_model_types_are_refused_with_the_reason() -> None:
     assert not REFUSED.keys() & FAMILIES.keys()
     with pytest.raises(ib.IsobasinError, match="expected one of gpt2, bert"):
         ib.load({}, {"model_type": "no such type"})
+
+
+def test_the_post_norm_opt_is_refused_with_the_reason() -> None:
+    """OPT 350M, alone of its type: its stream begins without a norm, and its embeddings are projected."""
+    opt = mt.weights("opt-tied")
+    for key, value, reason in (
+        ("do_layer_norm_before", False, r"do_layer_norm_before is false \(OPT 350M\)"),
+        ("word_embed_proj_dim", 12, "word_embed_proj_dim is not hidden_size"),
+    ):
+        with pytest.raises(ib.IsobasinError, match=reason):
+            ib.load(mt.built("opt-tied").state_dict(), {**opt.config, key: value})
 
 
 def test_keys_that_change_what_transformers_computes_count_or_are_refused() -> None:
@@ -368,9 +557,19 @@ _WH = {k: v for k, v in _BA.items() if k != "max_position_embeddings"} | {"pad_t
 _WH |= {"num_mel_bins": 3, "max_source_positions": 4, "max_target_positions": 5}
 _MODERN = {"num_hidden_layers": 2, "norm_eps": 0.1, "cls_token_id": None, "sep_token_id": None}
 _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
+_MLA = _D8 | _W | {"intermediate_size": 6, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "v_head_dim": 3}
+_MLA |= {"kv_lora_rank": 6, "q_lora_rank": 6, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1}
+_MLA |= {"moe_intermediate_size": 2, "first_k_dense_replace": 0, "num_key_value_heads": 2, "rms_norm_eps": 0.1}
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
+_L2 = _LLAMA | {"num_hidden_layers": 2, "intermediate_size": 7, "vocab_size": 23}
+_GROUPS = {"new_decoder_architecture": True, "num_attention_heads": 4, "num_kv_heads": 2}
 DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
+    "llama": ("LlamaForCausalLM", _L2, 162),
+    "mistral": ("MistralForCausalLM", _L2, 162),
+    "qwen2": ("Qwen2ForCausalLM", _L2, 162),
+    "qwen2 tied": ("Qwen2ForCausalLM", _L2 | {"head_dim": 2, "tie_word_embeddings": True}, 70),
+    "phi3": ("Phi3ForCausalLM", _LLAMA | {"pad_token_id": 0}, 97),
     "whisper": ("WhisperForConditionalGeneration", _WH, 446),
     "gemma tied": ("GemmaForCausalLM", _LLAMA, 61),
     "gemma untied": ("GemmaForCausalLM", _LLAMA | _U, 97),
@@ -388,8 +587,10 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "falcon 7b untied": ("FalconForCausalLM", _F | _U, 128),
     "falcon rw tied": ("FalconForCausalLM", _F | _RW, 158),
     "falcon rw untied": ("FalconForCausalLM", _F | _RW | _U, 236),
-    "falcon 40b tied": ("FalconForCausalLM", _F | {"new_decoder_architecture": True, "num_kv_heads": 1}, 66),
+    "falcon 40b tied": ("FalconForCausalLM", _F | _GROUPS, 58),
+    "falcon 40b untied": ("FalconForCausalLM", _F | _GROUPS | _U, 136),
     "bloom tied": ("BloomForCausalLM", _B, 211),
+    "bloom untied": ("BloomForCausalLM", _B | _U, 304),
     "mpt tied": ("MptForCausalLM", _W | {"d_model": 8, "n_layers": 1, "n_heads": 2, "layer_norm_epsilon": 0.1}, 176),
     "opt tied": ("OPTForCausalLM", _O, 185),
     "opt untied": ("OPTForCausalLM", _O | _U, 270),
@@ -405,6 +606,14 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "stablelm parallel": ("StableLmForCausalLM", _N | _PAIR | _STABLE | {"use_parallel_residual": True}, 187),
     "cohere tied": ("CohereForCausalLM", _N | _PAIR, 104),
     "cohere untied": ("CohereForCausalLM", _N | _PAIR | _U, 215),
+    "stablelm head norms": ("StableLmForCausalLM", _N | _PAIR | _STABLE | {"qk_layernorm": True}, 225),
+    "stablelm parallel head norms": (
+        "StableLmForCausalLM",
+        _N | _PAIR | _STABLE | {"qk_layernorm": True, "use_parallel_residual": True},
+        209,
+    ),
+    "cohere tied head norms": ("CohereForCausalLM", _N | _PAIR | {"use_qk_norm": True}, 128),
+    "cohere untied head norms": ("CohereForCausalLM", _N | _PAIR | _U | {"use_qk_norm": True}, 239),
     "nemotron": ("NemotronForCausalLM", _D8 | _W | _PAIR | {"norm_eps": 0.1}, 179),
     "olmo untied": ("OlmoForCausalLM", _D8 | _W | _PAIR, 199),
     "olmo tied": ("OlmoForCausalLM", _D8 | _W | _PAIR | {"tie_word_embeddings": True}, 158),
@@ -419,6 +628,18 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
         _MOE | {"num_local_experts": 4, "intermediate_size": 3, "swiglu_limit": 0.8, "rope_parameters": _PLAIN_ROPE},
         81,
     ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        _MLA | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+        150,
+    ),
+    "deepseek_v2 lite": ("DeepseekV2ForCausalLM", _MLA | {"q_lora_rank": None}, 129),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _MLA | {"n_group": 4, "topk_group": 2}, 142),
+    "deepseek_v3 one group": (
+        "DeepseekV3ForCausalLM",
+        _MLA | {"n_group": 1, "topk_group": 1, "q_lora_rank": None},
+        121,
+    ),
     "t5": ("T5ForConditionalGeneration", _T, 502),
     "t5 gated": ("T5ForConditionalGeneration", _T | {"feed_forward_proj": "gated-gelu"}, 502),
     "t5 own head": ("T5ForConditionalGeneration", _T | {"own_head": True}, 538),
@@ -431,17 +652,22 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "dinov2": ("Dinov2ForImageClassification", _I | {"num_hidden_layers": 1, "mlp_ratio": 1}, 266),
     "beit": ("BeitForImageClassification", _I | {"use_relative_position_bias": True}, 398),
     "modernbert": ("ModernBertForMaskedLM", _D8 | _W | _MODERN, 232),
+    "modernbert untied": ("ModernBertForMaskedLM", _D8 | _W | _MODERN | _U, 351),
     "nomic_bert": ("NomicBertForMaskedLM", _N | {"num_hidden_layers": 2, "pad_token_id": 0}, 175),
     "mpnet": ("MPNetForMaskedLM", _R | {"num_hidden_layers": 2}, 386),
     "deit": ("DeiTForImageClassificationWithTeacher", _I, 405),
 }
-# Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 # Directions that are symmetries and not part of the group used here: the scales of squared ReLU units; and, where heads
 # without an output bias fill the stream, a constant of the values that becomes a multiple of ones, which no norm sees.
 # A classifier of DINOv2 reads a norm twice: rotations (21), gain and shift (16) and the means of its rows (10).
 # Where heads without an output bias fill the stream (Nomic BERT), so does what they may add whatever they read: it
 # frees the shift of the norm before them (8), which stands on the skip path, and two more directions in each layer.
-UNUSED = {"nomic_bert": 2 * 10, "dinov2": 47, "stablelm": 1, "stablelm parallel": 1, "nemotron": 6 + 1}
+# An untied word table in front of a norm can leave the sphere of that norm: with eps it then imitates gains, shifts and
+# rotations (36 directions in BLOOM, 29 in ModernBERT; they vanish with eps).
+UNUSED = {"nomic_bert": 2 * 10, "dinov2": 47, "nemotron": 6 + 1}
+UNUSED |= {"bloom untied": 36, "modernbert untied": 29}
+UNUSED |= dict.fromkeys((name for name in DERIVED if name.startswith("stablelm")), 1)
+# Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 UNREAD = {
     "mpnet": 46 + 14,
     "dinov2": 7,
@@ -466,6 +692,8 @@ def measure(name: str) -> tuple[Measured, int]:
     for module in model.modules():  # some classes have a small eps of their own
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 0.1
+        if type(module).__name__.startswith("Deepseek") and hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.1
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None  # its row would have no gradient
         if type(module).__name__ == "BloomGelu":  # a function of its own, which can not be differentiated twice
@@ -475,7 +703,7 @@ def measure(name: str) -> tuple[Measured, int]:
     rng = torch.Generator().manual_seed(0)
     x = mt.inputs(weights, n=1)
     n = 20 + int(2 * sum(p.numel() for p in params.values()) / (5 * 8))
-    n *= 6 if kind.startswith(("GptOss", "Deepseek")) else 1  # units that are clamped, experts that are seldom chosen
+    n *= {"G": 6, "D": 2}[kind[0]] if kind.startswith(("GptOss", "Deepseek")) else 1  # units that are seldom reached
     if "input_features" in x:
         x = mt.inputs(weights, n=n, length=5)
         x["input_features"] = x["input_features"].double()
@@ -499,7 +727,8 @@ def measure(name: str) -> tuple[Measured, int]:
 
 
 # Large for what they add to the others.
-LONG = ("t5 gated", "t5 own head", "mbart", "qwen3_moe normalised", "falcon rw untied", "roberta untied", "opt untied")
+LONG = ("llama", "mistral", "qwen2", "qwen2 tied", "phi3", "falcon 40b untied", "bloom untied", "modernbert untied")
+LONG += ("t5 gated", "t5 own head", "mbart", "qwen3_moe normalised", "falcon rw untied", "roberta untied", "opt untied")
 LONG += (
     "gemma untied",
     "gemma2 untied",
@@ -509,6 +738,7 @@ LONG += (
     "starcoder2 untied",
     "bart",
 )
+LONG += ("deepseek_v2", "deepseek_v3", "deepseek_v3 one group")
 LONG += ("distilbert untied", "stablelm parallel", "cohere untied", "granite", "falcon 40b tied")
 
 

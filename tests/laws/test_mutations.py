@@ -6,9 +6,10 @@ group that it declares is not seen (the group is then too small).
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+import re
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property, partial
 from typing import Any
 from zlib import crc32
 
@@ -17,10 +18,29 @@ import torch
 from mutants import PARTS, Mutant, Words, bent, described, mutants
 from outside import act, step_outside
 from subjects import moved, on_disk, said, subject
+from survivors import (
+    JUDGED,
+    NO_GROUPS,
+    NO_MEAN,
+    NO_ROTARY,
+    NO_SCALES,
+    NO_SHIFT,
+    ONE_ROW,
+    OPTIONAL,
+    SELF_DUAL,
+    SIDES,
+    SURVIVORS_OF_TYPES,
+    TIED,
+    TIED_RMS,
+    UNREAD,
+    UNUSED,
+    WHOLE,
+)
 from torch import Tensor
 
+import model_types as mt
 import tiny
-from isobasin.arch import HeadSpace, Space
+from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element, HeadsElement
 from isobasin.model import ModelConfig, Transformer
@@ -50,6 +70,10 @@ class Trial:
     def dim(self) -> int:
         return symmetry(self.weights.arch).dim
 
+    @cached_property
+    def groups(self) -> Set[str]:
+        return symmetry(self.weights.arch).groups.keys()
+
     @property
     def family(self) -> str:
         return self.weights.arch.family
@@ -57,24 +81,44 @@ class Trial:
     def error(self, weights: Weights) -> float:
         return float((self.say(weights) - self.output).abs().max() / self.output.abs().max())
 
-    def verdict(self, mutant: Mutant, check: "Check") -> str | None:
-        """Why the mutant is dead, or None."""
+    def loaded(self, mutant: Mutant) -> Weights | str | None:
+        """The file as the mutant describes it, or why it refuses the file; None: it says the same of this file."""
         try:
-            with bent(self.family, mutant):
+            with bent(mutant):
                 weights = load(self.tensors, self.weights.config)
-            if weights.arch == self.weights.arch:  # the change is in nothing that this file has
-                return None
-            return check(self, weights)
-        except (IsobasinError, RuntimeError) as error:  # a crash over sizes is red as well
+        except REFUSALS as error:
             return f"{type(error).__name__}: {error}"
+        return None if said_of_file(weights.arch) == said_of_file(self.weights.arch) else weights
+
+    def verdict(self, weights: Weights | str | None, check: "Check") -> str | None:
+        """Why the mutant that describes the file so is dead, or None."""
+        if not isinstance(weights, Weights):
+            return weights
+        try:
+            return check(self, weights)
+        except REFUSALS as error:  # a crash is red as well
+            return f"{type(error).__name__}: {error}"
+
+
+REFUSALS = (IsobasinError, RuntimeError, ValueError, LookupError, AssertionError, StopIteration)
+
+
+def said_of_file(arch: Architecture) -> dict[str, Any]:
+    """All that an architecture says of its file."""
+    said = {field.name: getattr(arch, field.name) for field in fields(arch)}
+    spaces = {name: vars(space) for name, space in arch.spaces.items()}  # with what is no part of their identity
+    return said | {"spaces": spaces, "tensors": {name: pattern.roles for name, pattern in arch.tensors.items()}}
 
 
 Check = Callable[[Trial, Weights], str | None]
 
 
 def dimension(trial: Trial, weights: Weights) -> str | None:
-    found = symmetry(weights.arch).dim
-    return None if found == trial.dim else f"dimension {found} for {trial.dim}"
+    found = symmetry(weights.arch)
+    still = trial.groups - found.groups.keys()
+    if still:
+        return f"nothing moves {', '.join(sorted(still))}"
+    return None if found.dim == trial.dim else f"dimension {found.dim} for {trial.dim}"
 
 
 def function(*seeds: int) -> Check:
@@ -116,34 +160,67 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
 )
 
 
-def chosen(name: str) -> bool:
-    """All mutants in `make test-all`; the same eighth of them each time in `make test`."""
-    return os.environ.get("ISOBASIN_SLOW") == "1" or crc32(name.encode()) % 8 == 0
+SLOW = os.environ.get("ISOBASIN_SLOW") == "1"
+SHARE, SHARE_OF_TYPES = 16, 48  # of which `make test` looks at one
 
 
-def survivors(trials: list[Trial]) -> tuple[set[str], int]:
-    """The chosen mutants that no check of any trial kills, by name, and how many were looked at."""
-    every = [(t, m) for t in trials for m in mutants(described(t.family, t.weights.config)) if chosen(m.name)]
-    alive = {mutant.name for _, mutant in every}
-    for check, parts in CHECKS:
-        for trial, mutant in every:
-            if mutant.name in alive and mutant.part in parts and trial.verdict(mutant, check) is not None:
-                alive.remove(mutant.name)
-    return alive, len({mutant.name for _, mutant in every})
+class Jury:
+    """The models that judge the mutants of a family; each is built when it is needed."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.trials = [cache(make) for make in TRIALS[family]]
+        self.share = SHARE if family in CASES else SHARE_OF_TYPES
+
+    def mutants(self, k: int) -> Mapping[str, Mutant]:
+        trial = self.trials[k]()
+        return {mutant.name: mutant for mutant in mutants(described(trial.family, trial.weights.config))}
+
+    def survivors(self) -> tuple[set[str], set[str]]:
+        """Mutants that no check of any model kills, and those that were looked at, by name: all of them in
+        `make test-all`; in `make test` the same part of those of the first model each time."""
+        every = [self.mutants(k) for k in (range(len(self.trials)) if SLOW else [0])]
+        looked = {name for each in every for name in each}
+        looked = {name for name in looked if SLOW or crc32(f"{self.family} {name}".encode()) % self.share == 0}
+        alive = looked
+        for k in range(len(self.trials)):
+            found = (every[k] if SLOW or not k else self.mutants(k)) if alive else {}
+            alive = {name for name in alive if name not in found or not self.kills(k, found[name])}
+        return alive, looked
+
+    def kills(self, k: int, mutant: Mutant) -> bool:
+        trial = self.trials[k]()
+        weights = trial.loaded(mutant)
+        return any(trial.verdict(weights, check) is not None for check, parts in CHECKS if mutant.part in parts)
 
 
 def from_transformers(name: str, **config: Any) -> Trial:
-    """A tiny case, with other settings that leave its tensors as they are; buffers and copies of old files added."""
+    """A tiny case, with other settings that leave its tensors as they are."""
     s = subject(name)
-    settings = {**s.weights.config, **config}
-    parts = described(s.weights.arch.family, settings)
-    tensors, disk = on_disk(s.weights), s.weights.names.on_disk
-    buffers = [key.replace("{i}", "0") for key, text in parts["tensors"].items() if text == "-"]
+    return _trial(s.weights, {**s.weights.config, **config}, lambda weights: said(weights, s.inputs))
+
+
+def from_model_type(name: str, **config: Any) -> Trial:
+    """A configuration of `model_types`, with other settings."""
+    found = mt.model_type(name)
+    model = replace(found, config={**found.config, **config}).build() if config else mt.built(name)
+    live = load(model)
+    x = mt.inputs(live)
+    return _trial(live, live.config, lambda weights: mt.outputs(weights, model, x))
+
+
+def _trial(weights: Weights, config: Mapping[str, Any], say: Callable[[Weights], Tensor]) -> Trial:
+    """The file of a model, with buffers and copies that old files have."""
+    parts = described(weights.arch.family, config)
+    tensors, disk = on_disk(weights), weights.names.on_disk
+    buffers = [re.sub(r"\{i\}", "0", key) for key, text in parts["tensors"].items() if text == "-"]
     tensors |= {key: torch.zeros(1) for key in buffers if key not in disk}
-    tensors |= {copy: tensors[disk[target]] for copy, target in parts.get("aliases", {}).items()}
-    return Trial(load(tensors, settings), tensors, lambda weights: said(weights, s.inputs))
+    copies = {copy: target for copy, target in (parts.get("aliases") or {}).items() if target in disk}
+    tensors |= {copy: tensors[disk[target]] for copy, target in copies.items() if copy != weights.family.own_head}
+    return Trial(load(tensors, config), tensors, say)
 
 
+HALF = {"rope_type": "default", "partial_rotary_factor": 0.5}
 _OWN = {"d_model": 12, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_head": 4, "d_ff": 10, "norm_eps": 1e-3}
 _TOKENS = _OWN | {"d_vocab": 15, "n_positions": 6}
 _PATCHES = _OWN | {"image_size": 4, "patch_size": 2, "n_channels": 2, "n_classes": 5}
@@ -168,85 +245,82 @@ def own(**settings: Any) -> Trial:
 
 
 # The strictest judge of a family first. ReLU units have scales, which tell a space from its dual.
-TRIALS: Mapping[str, Callable[[], list[Trial]]] = {
-    "gpt2": lambda: [
-        from_transformers("gpt2-lm-untied", activation_function="relu"),
-        from_transformers("gpt2-lm-tied"),
-        from_transformers("gpt2-classifier"),
-        from_transformers("gpt2-bare"),
+TRIALS: dict[str, list[Callable[[], Trial]]] = {
+    "gpt2": [
+        partial(from_transformers, "gpt2-lm-untied", activation_function="relu"),
+        partial(from_transformers, "gpt2-lm-tied"),
+        partial(from_transformers, "gpt2-classifier"),
+        partial(from_transformers, "gpt2-bare"),
     ],
-    "bert": lambda: [
-        from_transformers("bert-relu"),
-        from_transformers("bert-masked-lm-untied", hidden_act="relu"),
-        from_transformers("bert-masked-lm-tied"),
-        from_transformers("bert-pretraining"),
-        from_transformers("bert-bare"),
+    "bert": [
+        partial(from_transformers, "bert-relu"),
+        partial(from_transformers, "bert-masked-lm-untied", hidden_act="relu"),
+        partial(from_transformers, "bert-masked-lm-tied"),
+        partial(from_transformers, "bert-pretraining"),
+        partial(from_transformers, "bert-bare"),
     ],
-    "vit": lambda: [
-        from_transformers("vit-classifier", hidden_act="relu"),
-        from_transformers("vit-no-qkv-bias"),
-        from_transformers("vit-masked-image"),
-        from_transformers("vit-bare"),
+    "vit": [
+        partial(from_transformers, "vit-classifier", hidden_act="relu"),
+        partial(from_transformers, "vit-no-qkv-bias"),
+        partial(from_transformers, "vit-masked-image"),
+        partial(from_transformers, "vit-bare"),
     ],
-    "llama": lambda: [
-        from_transformers("llama-biases"),
-        from_transformers("llama-gqa"),
-        from_transformers("llama-tied"),
-        from_transformers("llama-classifier"),
-        from_transformers("llama-bare"),
-        from_transformers("mistral-gqa"),
+    "llama": [
+        partial(from_transformers, "llama-biases"),
+        partial(from_transformers, "llama-gqa"),
+        partial(from_transformers, "llama-tied"),
+        partial(from_transformers, "llama-classifier"),
+        partial(from_transformers, "llama-bare"),
+        partial(from_transformers, "mistral-gqa"),
     ],
-    "phi3": lambda: [from_transformers("phi3-gqa"), from_transformers("phi3-half-rotary")],
-    "gpt_neox": lambda: [
-        from_transformers("gpt_neox-sequential", hidden_act="relu"),
-        from_transformers("gpt_neox-quarter-rotary"),
-        from_transformers("gpt_neox-no-attention-bias"),
-        from_transformers("gpt_neox-tied"),
-        from_transformers("gpt_neox-classifier"),
-        from_transformers("gpt_neox-bare"),
+    "phi3": [partial(from_transformers, "phi3-gqa"), partial(from_transformers, "phi3-half-rotary")],
+    "gpt_neox": [
+        partial(from_transformers, "gpt_neox-sequential", hidden_act="relu"),
+        partial(from_transformers, "gpt_neox-quarter-rotary"),
+        partial(from_transformers, "gpt_neox-no-attention-bias"),
+        partial(from_transformers, "gpt_neox-tied"),
+        partial(from_transformers, "gpt_neox-classifier"),
+        partial(from_transformers, "gpt_neox-bare"),
     ],
-    "isobasin": lambda: [
-        own(**_TOKENS | {"d_head": 6}, positions="rope", feed_forward="swiglu", rotary_dims=4, causal=True),
-        own(**_TOKENS, positions="rope", feed_forward="swiglu", norm="rms", rotary_layout="interleaved"),
-        own(**_TOKENS, positions="learned", post_norm=True, feed_forward="swiglu"),
-        own(**_TOKENS, positions="sinusoidal", tied=True, bias=False),
-        own(**_TOKENS, positions="none", norm="rms", tied=True),
-        own(**_TOKENS, positions="alibi", norm="rms", post_norm=True, n_classes=5),
-        own(**_PATCHES, positions="learned", norm="layer"),
+    "isobasin": [
+        partial(own, **_TOKENS | {"d_head": 6}, positions="rope", feed_forward="swiglu", rotary_dims=4, causal=True),
+        partial(own, **_TOKENS, positions="rope", feed_forward="swiglu", norm="rms", rotary_layout="interleaved"),
+        partial(own, **_TOKENS, positions="learned", post_norm=True, feed_forward="swiglu"),
+        partial(own, **_TOKENS, positions="sinusoidal", tied=True, bias=False),
+        partial(own, **_TOKENS, positions="none", norm="rms", tied=True),
+        partial(own, **_TOKENS, positions="alibi", norm="rms", post_norm=True, n_classes=5),
+        partial(own, **_PATCHES, positions="learned", norm="layer"),
     ],
 }
+CASES = tuple(TRIALS)
+
+# Beside the configurations of `model_types`, some that are stricter.
+STRICTER: Mapping[str, list[Callable[[], Trial]]] = {
+    "mistral": [partial(from_transformers, f"mistral-{name}") for name in ("gqa", "head-dim")],
+    "qwen2": [partial(from_transformers, f"qwen2-{name}") for name in ("gqa", "tied", "classifier")],
+    "stablelm": [partial(from_model_type, "stablelm-untied", rope_parameters=HALF)],
+    "starcoder2": [partial(from_model_type, "starcoder2-untied", hidden_act="relu")],
+}
+TRIALS |= {family: list(STRICTER.get(family, ())) for family in JUDGED}
+for _each in mt.MODEL_TYPES:
+    if _each.family in JUDGED:
+        TRIALS[_each.family].append(partial(from_model_type, _each.name))
 
 
 # -- survivors ------------------------------------------------------------------------------------------------
-
-NO_GROUPS = "as many kv heads as query heads: the copies for queries are the heads themselves"
-NO_ROTARY = "no column rotates, so there are no pairs"
-SELF_DUAL = "permutations, signs and rotations are their own duals"
-NO_SCALES = "a permutation has no scale or sign to leave out"
-NO_MEAN = "only a stream that LayerNorms read has a mean that nobody sees"
-SIDES = "what one side gives the other takes: both name the same free vectors"
-ONE_ROW = "the tensor is one vector of the stream"
-WHOLE = "a tied embedding moves as a whole, and its rows are not asked for"
-TIED = "tied, nothing behind the last norm is free: it is enough that the tensor has a second role"
-TIED_RMS = "behind RMSNorm the stream of a tied model has signed permutations and no free mean: the role adds nothing"
-UNREAD = "nothing reads the last norm of a bare model, and its stream does not move"
-UNUSED = "a head that the class does not run and hub folders carry: no output depends on it"
-OPTIONAL = "every file here has it"
-NO_SHIFT = "an RMSNorm has no shift to pass on: that its gain stays, any of these says"
 
 _C_ATTN = "modules: attn.c_attn = a{i}* qk{i}*+qk{i}+vo{i} → a{i}*"
 _FUSED = "modules: attention.query_key_value = (qk{i}*+qk{i}+vo{i}) a{i}* →"
 _WORDS = "tensors: bert.embeddings.word_embeddings.weight = .30 resid & .30 t* →"
 _TOKENS_TIED = "tensors: embed.tokens.weight = .15 resid & .15 f* →"
 
-SURVIVORS: Mapping[str, Mapping[str, str]] = {
+SURVIVORS: dict[str, Mapping[str, str]] = {
     "gpt2": {
         f"{_C_ATTN} qk{{i}}:q*+qk{{i}}+vo{{i}}": NO_GROUPS,
         f"{_C_ATTN} qk{{i}}*+qk{{i}}:q+vo{{i}}": NO_GROUPS,
         f"{_C_ATTN} qk{{i}}*+qk{{i}}+vo{{i}}:q": NO_GROUPS,
         "modules: attn.c_proj = vo{i}* resid → vo{i}:q* resid": NO_GROUPS,
         "tensors: transformer.wte.weight = .30 resid & .30 f* → .30 resid* & .30 f*": SELF_DUAL,
-        "norms: f = layer(resid, exposed) → nothing": UNREAD,
         "sums: positions, turned round": SIDES,
         "spaces: ff{i}, stream=True": NO_MEAN,
         "heads: interleaved=True": NO_ROTARY,
@@ -302,6 +376,7 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
         "tensors: model.embed_tokens.weight = .30 resid & .30 f* → .30 resid": TIED_RMS,
         "norms: f = rms(resid, exposed) → layer": UNREAD,
         "norms: f = rms(resid, exposed) → nothing": UNREAD,
+        "norms: f = rms(resid, exposed) → plus_one": UNREAD,
         "spaces: ff{i}, stream=True": NO_MEAN,
     },
     "gpt_neox": {
@@ -338,21 +413,28 @@ SURVIVORS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+def survivors_of(family: str) -> set[str]:
+    of_type = {
+        name for names in SURVIVORS_OF_TYPES.values() for name, families in names.items() if family in families.split()
+    }
+    return of_type | set(SURVIVORS.get(family, {}))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", TRIALS)
 def test_every_mutant_dies_but_those_listed_with_their_reason(family: str) -> None:
-    found, n_mutants = survivors(TRIALS[family]())
-    listed = set(filter(chosen, SURVIVORS[family]))
-    assert n_mutants > 15
+    found, looked = Jury(family).survivors()
+    listed = survivors_of(family) & looked
+    assert looked or not SLOW  # a sample may be empty
     assert found - listed == set(), "these changes turn no check red"
     assert listed - found == set(), "listed as survivors, but dead"
 
 
-@pytest.mark.parametrize("family", TRIALS)
+@pytest.mark.parametrize("family", CASES)
 def test_the_unchanged_family_passes_every_check(family: str) -> None:
-    for trial in TRIALS[family]():
+    for make in TRIALS[family]:
         for check in (dimension, function(0), maximal):
-            assert check(trial, trial.weights) is None
+            assert check(make(), make().weights) is None
 
 
 def test_the_checks_are_not_deaf() -> None:
@@ -365,17 +447,29 @@ def test_the_checks_are_not_deaf() -> None:
     }
     every = {m.name: m for m in mutants(described("isobasin", trial.weights.config))}
     for name, words in wrong.items():
-        told = [trial.verdict(every[name], check) for check, _ in CHECKS]
+        told = [trial.verdict(trial.loaded(every[name]), check) for check, _ in CHECKS]
         assert any(words in (reason or "") for reason in told), (name, told)
 
 
 def test_mutants_have_names_of_their_own_and_change_what_they_say() -> None:
-    for family, make in TRIALS.items():
-        parts = described(family, make()[0].weights.config)
+    for family in (*CASES, "t5", "clip_text_model", "qwen2_moe"):
+        parts = described(family, TRIALS[family][0]().weights.config)
         found = list(mutants(parts))
         assert len({m.name for m in found}) == len(found)
         assert all(m.value != parts[m.part] for m in found)
-        assert {"modules", "tensors", "norms", "spaces", "heads"} <= {m.part for m in found}
+        assert {"tensors", "norms", "spaces", "heads"} <= {m.part for m in found}
+
+
+def test_a_change_in_what_a_file_does_not_have_is_no_change() -> None:
+    trial = from_transformers("bert-masked-lm-tied")
+    every = {m.name: m for m in mutants(described("bert", trial.weights.config))}
+    assert trial.loaded(every["tensors: cls.predictions.bias = ?.30 → .30"]) is None
+    assert trial.verdict(None, dimension) is None
+    assert isinstance(trial.loaded(every["heads: interleaved=True"]), Weights)
+    gains = from_model_type("gemma3_text-tied")  # what is no part of a space's identity counts as well
+    every = {m.name: m for m in mutants(described("gemma3_text", gains.weights.config))}
+    weights = gains.loaded(every["heads: plus_one=False"])
+    assert "the output moves" in (gains.verdict(weights, function(0)) or "")
 
 
 def test_each_word_is_changed_in_every_way() -> None:

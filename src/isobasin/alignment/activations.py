@@ -47,6 +47,11 @@ def second_moments(weights: Weights, inputs: Iterable[Inputs]) -> dict[str, Floa
         totals[name] = totals.get(name, 0) + y.mT @ y
         counts[name] = counts.get(name, 0) + len(y)
 
+    if any(heads.shared_rotary for heads in weights.arch.heads()):
+        raise IsobasinError(
+            "--matcher activations: attention scopes are not supported for latent attention, whose keys read two "
+            "inputs; expected --scope model or --matcher weights"
+        )
     wanted = {_key_weight(weights, heads): heads.name for heads in weights.arch.heads()}
     record_reads(weights, inputs, wanted, add)
     if not totals:
@@ -186,7 +191,7 @@ def _deviations(covariance: Tensor) -> Tensor:
 
 def _between_heads(heads: HeadSpace, ab: Tensor, aa: Tensor, bb: Tensor) -> Float[Tensor, "h h"]:
     """The mean canonical correlation of every pair: that of Σ_ii^{-½} Σ_ij Σ_jj^{-½}, singular values averaged."""
-    h, n = heads.n_heads, heads.d_head
+    h, n = heads.n_heads, heads.value_size
     each = torch.arange(h)
     roots = [_inverse_root(m.reshape(h, n, h, n)[each, :, each]) for m in (aa, bb)]
     cross = ab.reshape(h, n, h, n).transpose(1, 2)

@@ -6,6 +6,9 @@ stream the pairs of least total distance between signatures are an assignment pr
 descent finds may favour other pairs; then the descent is repeated with these.
 """
 
+from dataclasses import replace
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -13,13 +16,12 @@ from isobasin.alignment.descent import OnSweep, SweepState, from_embeddings, sol
 from isobasin.alignment.heads import HeadMatcher
 from isobasin.alignment.problem import AlignmentProblem, Elements
 from isobasin.arch import Architecture
-from isobasin.groups import Element, Monomial
-from isobasin.groups.assignment import assign
+from isobasin.groups import Element, Monomial, Overlap
 from isobasin.groups.group import generator
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.normal_form import NormalForm, unit_rows
-from isobasin.symmetries.symmetry import symmetry
+from isobasin.symmetries.symmetry import group_of, symmetry
 from isobasin.weights import Weights
 
 VECTORS = 32  # fixed vectors of the stream in a signature
@@ -70,8 +72,8 @@ def best_order(
     found, total = {}, 0.0
     for space in spaces:
         cost = _costs(signatures(a, space, Action(a.arch, {})), signatures(b, space, streams))
-        index = assign(cost)
-        found[space] = Monomial(index, torch.ones(len(index), dtype=torch.float64))
+        nearest = group_of(a.arch.spaces[space]).nearest(replace(Overlap.empty(len(cost), cost), permuted=-cost))
+        found[space], index = cast(Monomial, nearest), nearest.tensors()["index"]
         total += float(cost[torch.arange(len(index)), index].mean()) / len(spaces)
     return found, total
 

@@ -14,9 +14,11 @@ from isobasin.alignment.head_linear import Method, align_matrices
 from isobasin.alignment.head_rotary import align_rotary, pair_constants
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
-from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases, pair_signs
+from isobasin.groups import GL, Element, HeadsElement, Matrix, Phases
 from isobasin.groups.assignment import GroupedAssignment, assign_grouped
-from isobasin.symmetries.attention import AttentionMatrices, Layout, stacked
+from isobasin.symmetries.attention import AttentionMatrices, Layout, rotary_columns, stacked
+from isobasin.symmetries.head_balance import query_key_element
+from isobasin.symmetries.symmetry import norm_group
 
 HeadDistance = Literal["complete", "frobenius", "singular", "cosine"]
 HEAD_DISTANCES = ("complete", "frobenius", "singular", "cosine")
@@ -78,9 +80,9 @@ def match_paired_heads(
     """Stage 2 alone, for heads that are paired already."""
     moved = permuted(b, found)
     vo, vo_converged = _linear(a.v, stacked(a.o, heads), moved.v, stacked(moved.o, heads), stage2)
-    qk, qk_converged = _query_key(a, moved, heads, stage2)
+    (qk, shared), qk_converged = _query_key(a, moved, heads, stage2)
     queries = found.heads.reshape(heads.n_kv_heads, -1) - found.groups[:, None] * heads.group_size
-    element = HeadsElement(found.groups.cpu(), queries.cpu(), qk, vo)
+    element = HeadsElement(found.groups.cpu(), queries.cpu(), qk, vo, shared)
     return HeadMatch(element, qk_converged & vo_converged, rank_deficient(a, moved, heads))
 
 
@@ -122,7 +124,9 @@ def permuted(b: AttentionMatrices, found: GroupedAssignment) -> AttentionMatrice
 
 def rank_deficient(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> Tensor:
     """Which kv heads have, in A or B, a Q, K, V or O (of all their query heads) that is not of full column rank."""
-    sides = (x for m in (a, b) for x in (stacked(m.q, heads), m.k, m.v, stacked(m.o, heads)))
+    sides = [x for m in (a, b) for x in (m.v, stacked(m.o, heads))]
+    if not heads.layer_norm:  # which makes the columns of a head sum to zero
+        sides += [x for m in (a, b) for x in (stacked(m.q, heads), m.k)]
     return torch.stack([_is_empty(torch.linalg.eigvalsh((x.mT @ x).cpu())).any(-1) for x in sides]).any(0)
 
 
@@ -147,26 +151,38 @@ def _linear(x_a: Tensor, y_a: Tensor, x_b: Tensor, y_b: Tensor, stage2: Method) 
     return GL(x_a.shape[-1]).project(found.u.cpu()), found.converged.cpu()
 
 
-def _query_key(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method) -> tuple[Element, Tensor]:
+def _query_key(
+    a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method
+) -> tuple[tuple[Element, Element | None], Tensor]:
     """Rotary columns by one complex number per pair, the others by a matrix; keys move by the dual of U."""
+    if heads.qk_norm:
+        return (norm_signs(a, b, heads, stage2), None), torch.ones(heads.n_kv_heads, dtype=torch.bool)
     r = heads.rotary
     q_a, q_b = stacked(a.q, heads), stacked(b.q, heads)
     converged = torch.ones(heads.n_kv_heads, dtype=torch.bool)
     parts: list[Element] = []
     if r:
-        parts.append(rotary_element(q_a[..., :r], a.k[..., :r], q_b[..., :r], b.k[..., :r], heads, stage2))
+        parts.append(rotary_element(*rotary_columns(a, heads), *rotary_columns(b, heads), heads, stage2))
     if r < heads.d_head:
         plain, converged = _linear(q_a[..., r:], a.k[..., r:], q_b[..., r:], b.k[..., r:], stage2)
         parts.append(plain.dual())
-    return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), converged
+    return query_key_element(parts, heads), converged
+
+
+def norm_signs(a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace, stage2: Method) -> Phases:
+    """Behind norms on queries and keys: the signs at which rotary pairs overlap most, for `none` no turn at all."""
+    group = norm_group(heads)
+    if stage2 == "none":
+        return group.identity(heads.n_kv_heads)
+    sides = zip((stacked(a.q, heads), a.k), (stacked(b.q, heads), b.k))
+    overlap = torch.stack([(x * y).sum(-2) for x, y in sides]).sum(0)
+    pairs = overlap.unflatten(-1, (-1, 2)).sum(-1) if heads.interleaved else overlap.unflatten(-1, (2, -1)).sum(-2)
+    return group.nearest_signs(pairs.cpu())
 
 
 def rotary_element(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: HeadSpace, stage2: Method) -> Phases:
-    """k → k / conj(u): for `orthogonal` only the phase of u, behind a norm its sign, for `none` no turn at all."""
+    """k → k / conj(u): for `orthogonal` only the phase of u, for `none` no turn at all."""
     c = pair_constants(q_a, k_a, q_b, k_b, layout=_layout(heads))
-    if heads.qk_norm:
-        overlap = (c.gamma_q + c.gamma_k).real if stage2 != "none" else torch.ones_like(c.eta_q)
-        return pair_signs(overlap.cpu(), heads.interleaved)
     u = align_rotary(c.eta_q, c.eta_k, c.gamma_q, c.gamma_k).u
     if stage2 == "none":
         u = torch.ones_like(u)

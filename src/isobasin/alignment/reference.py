@@ -27,6 +27,7 @@ from isobasin.alignment.heads import (
     HeadDistance,
     HeadMatch,
     HeadMatcher,
+    norm_signs,
     pair_heads,
     permuted,
     phases,
@@ -64,6 +65,10 @@ class ReferenceMatching(HeadMatcher):
                 f"matcher reference aligns attention only, but the scope is {self.scope}: use first-attention or "
                 "all-attention"
             )
+        if any(heads.shared_rotary for heads in b.arch.heads()):
+            raise IsobasinError(
+                "matcher reference does not know latent attention, whose heads share columns of their keys: use weights"
+            )
         return align_by_descent(b, a, self.scope, self, options)
 
     def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:
@@ -77,6 +82,8 @@ class ReferenceMatching(HeadMatcher):
         return HeadMatch(element, qk_done & vo_done, rank_deficient(a, moved, heads))
 
     def _query_key(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> tuple[Element, Tensor]:
+        if heads.qk_norm:
+            return norm_signs(a, b, heads, self.stage2), torch.ones(heads.n_kv_heads, dtype=torch.bool)
         r = heads.rotary
         q_a, q_b = stacked(a.q, heads), stacked(b.q, heads)
         done = torch.ones(heads.n_kv_heads, dtype=torch.bool)
@@ -89,7 +96,7 @@ class ReferenceMatching(HeadMatcher):
         return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), done
 
     def _rotary(self, q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: HeadSpace) -> Phases:
-        if self.stage2 != "full" or heads.qk_norm:
+        if self.stage2 != "full":
             return rotary_element(q_a, k_a, q_b, k_b, heads, self.stage2)
         layout: Layout = "interleaved" if heads.interleaved else "half"
         c = pair_constants(q_a, k_a, q_b, k_b, layout=layout)

@@ -64,8 +64,8 @@ def trunk_pair(a: Weights, b: Weights, *, largest_group: bool = False) -> TrunkP
     are. Anything else is refused, as by `check_comparable`.
 
     The frame is B's, with all its rows. For comparisons (`largest_group`) the vocabulary is cut to the rows that both
-    have, the trunk alone is shared where heads differ, tied heads are untied, and where B is a bare model and A is not,
-    the frame is A's.
+    have, the trunk alone is shared where heads differ, tied heads are untied, and the frame is A's where B is a bare
+    model, or can not be untied, and A is not.
     """
     try:
         check_comparable(a, b)
@@ -110,7 +110,7 @@ def _shared(a: Weights, b: Weights, *, trunk_only: bool) -> _Shared | None:
 def _has_one_stream(model: Weights) -> bool:
     """Whether a base class is known whose last hidden states are those of the one stream."""
     family = model.family
-    known = not family.own and family.text is None and not family.inputs.decoder and BASE in family.heads
+    known = not family.own and family.text is None and BASE in family.heads
     return known and len(model.arch.streams) == 1
 
 
@@ -217,7 +217,7 @@ def _names_left_out(model: Weights, other: Weights, shared: frozenset[str], rows
     arch = model.arch
     own = [name for name in arch.tensors if not arch.tensors[name].buffer and name not in shared]
     ties = {alias: name for alias, name in arch.aliases.items() if name in shared and arch.tied(name)}
-    heads = [f"{alias} (tied to {name})" for alias, name in ties.items() if not other.arch.tied(name)]
+    heads = [f"{alias} (tied to {name})" for alias, name in ties.items() if alias not in other.arch.aliases]
     more = [f"{name}[{n}:{arch.shapes[name][0]}]" for name, n in rows.items() if n < arch.shapes[name][0]]
     return (*own, *heads, *more)
 
@@ -237,12 +237,31 @@ def _compared(a: Weights, b: Weights, found: _Shared) -> TrunkPair:
     a, b = (w if found.vocabulary is None else with_vocabulary(w, found.vocabulary) for w in (a, b))
     if not found.heads:
         return TrunkPair(a, b, found.names, {}, found.left_out, heads=False)
-    sides = untied(a), untied(b)
-    owner = int(stream_of(sides[1]).kind != "fixed" or stream_of(sides[0]).kind == "fixed")
-    arch = _frame(sides[owner].arch, found.names)
+    sides = _untied(a), _untied(b)
+    less = [(stream_of(side).kind == "fixed", is_tied(side)) for side in sides]
+    owner = int(less[1] <= less[0])
+    arch = _frame(_without_tied_head(sides[owner].arch), found.names)
     one, two = (_framed(w, sides[owner], arch, found.names, {}) for w in (a, b))
     hidden = _hidden((one, two), (a, b), found.base)
     return TrunkPair(one, two, found.names, {}, found.left_out, owner, True, hidden)
+
+
+def _untied(model: Weights) -> Weights:
+    """With a head of its own, where the family has models with one (BART has none)."""
+    try:
+        return untied(model)
+    except ArchitectureError:
+        return model
+
+
+def _without_tied_head(arch: Architecture) -> Architecture:
+    """Tables as embeddings alone, where the head could not be taken off; the norm that it read is then an output."""
+    tables = {name: replace(p, roles=p.roles[:1]) for name, p in arch.tensors.items() if len(p.roles) > 1}
+    if not tables:
+        return arch
+    found = replace(arch, tensors={**arch.tensors, **tables})
+    shown = {n: replace(x, exposed=True) for n, x in arch.norms.items() if arch.readers(n) and not found.readers(n)}
+    return replace(found, norms={**arch.norms, **shown})
 
 
 def _frame(arch: Architecture, shared: frozenset[str]) -> Architecture:
@@ -318,14 +337,16 @@ def with_vocabulary(model: Weights, size: int) -> Weights:
 def _hidden(
     framed: Sequence[Weights], models: tuple[Weights, Weights], base: frozenset[str]
 ) -> tuple[Weights, Weights]:
-    """The base class of both models. The gain and shift of the last norm are folded where the heads, which are left
-    out, could take them up: they say nothing about the trunk."""
+    """The base class of both models. The gain and shift of a last norm are folded where its readers can take them up:
+    heads, which are left out, or the decoder's cross attention behind the last norm of an encoder. They say nothing
+    about the trunk, and only in the base class they are outputs."""
     tensors: list[Tensors] = [AsFloat64(w) for w in framed]
     free = symmetry(framed[0].arch).coordinates
+    outputs = models[0].family.architecture(_base_config(models[0])).norms
     for norm in framed[0].arch.norms.values():
-        c = free.get(f"norm:{norm.name}")
-        readers = framed[0].arch.readers(norm.name)
-        if c is None or any(r.weight in base for r in readers) or not all(map(c.usable, tensors)):
+        c, shown = free.get(f"norm:{norm.name}"), norm.name in outputs and outputs[norm.name].exposed
+        inside = any(r.weight in base for r in framed[0].arch.readers(norm.name))
+        if c is None or (inside and not shown) or not all(map(c.usable, tensors)):
             continue
         tensors = [View(t, c.set(c.canonical(c.read(t)))) for t in tensors]
     one, two = (_base_model(w, t, base) for w, t in zip(models, tensors))

@@ -6,7 +6,7 @@ feed-forward of a layer are taken together, as a bias may pass from one to the o
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from isobasin.arch import Architecture, Axis, HeadSpace, Norm, Space, Term
 from isobasin.errors import VerificationError
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.attention import attend, attention_matrices
+from isobasin.symmetries.attention import attend, attention_matrices, norm_gains
 from isobasin.symmetries.symmetry import Symmetry
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64, Tensors, trim_heap
@@ -250,30 +250,18 @@ class LayerCheck:
     def _run(self, layer: int, tensors: Tensors, action: Action) -> Float[Tensor, "t d"]:
         """What a layer adds to random streams, moved as its model is. What reads one norm reads one stream, as experts
         may change places; each expert counts with its output of the router, as if all were chosen."""
-        rng = torch.Generator().manual_seed(layer)
-        total, streams = torch.zeros(()), dict[Norm | None, Tensor]()
+        rng, device = torch.Generator().manual_seed(layer), self._device(layer, tensors)
+        streams, total = _RandomStreams(self.arch, tensors, action, rng, device), torch.zeros(())
         constants: dict[str, Tensor] = {}
         for space in self._spaces(layer):
-            norm = self.arch.norm_of(space)
-            stream = self._written(layer) if norm is None else self.arch.streams[norm.space]
-            device = tensors[self.arch.blocks[space.name][0]].device
-            if norm is None or norm not in streams:
-                drawn = torch.randn(LENGTH, stream.size, generator=rng, dtype=torch.float64).to(device)
-                streams[norm] = _normalised(drawn, "rms" if norm is None else norm.kind)
-            drawn = streams[norm]
-            z = action.act(drawn, -1, Axis((Term(stream.name),)))
-            x = z if norm is None else _read(self.arch, tensors, norm, z)
-            out = None
+            norm, out = self.arch.norm_of(space), None
+            x = streams.read(norm, self._written(layer))
             if isinstance(space, HeadSpace):
-                other = self.arch.norm_of(space, source=True)
-                source = x
-                if other is not None and other != norm:
-                    if other.space != stream.name:
-                        z = torch.randn(LENGTH, self.arch.streams[other.space].size, generator=rng, dtype=torch.float64)
-                        z = _normalised(z.to(device), other.kind)
-                        z = action.act(z, -1, Axis((Term(other.space),)))
-                    source = _read(self.arch, tensors, other, z)
-                out = _attention(self.arch, space, tensors, x, source)
+                keys = [self.arch.norm_of(space, source=True)]
+                if space.shared_rotary:
+                    keys = [*map(self.arch.norm_read_by, self._keys(space.rope)), *keys]
+                read = [x if each is None or each == norm else streams.read(each) for each in keys]
+                out = _attention(self.arch, space, tensors, x, read)
             out = out if out is not None else _units(self.arch, space, tensors, x)  # type: ignore[arg-type]
             share = self._share(space, tensors, x)
             for writer in self._writers(space):
@@ -284,6 +272,14 @@ class LayerCheck:
             out = out * share
             total = total + (out + x if norm and norm.skip else out)  # after a post-norm the stream itself goes on
         return total + sum(constants.values())
+
+    def _device(self, layer: int, tensors: Tensors) -> torch.device:
+        return tensors[self.arch.blocks[self._spaces(layer)[0].name][0]].device
+
+    def _keys(self, face: str) -> list[str]:
+        """The weights of the keys on a face."""
+        carriers = self.arch.carriers(face)
+        return [name for name, *_, term in carriers if not term.dual and len(self.arch.shapes[name]) > 1]
 
     def _written(self, layer: int) -> Space:
         """The stream to which a layer writes."""
@@ -321,6 +317,38 @@ def require_unchanged(layer: int, change: float) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _RandomStreams:
+    """What the norms of a layer hand on for random streams, moved as the model is; a latent stream is computed from the
+    one that its layer reads."""
+
+    arch: Architecture
+    tensors: Tensors
+    action: Action
+    rng: torch.Generator
+    device: torch.device
+    _drawn: dict[Norm | None, Tensor] = field(default_factory=dict)
+
+    def read(self, norm: Norm | None, written: Space | None = None) -> Float[Tensor, "t d"]:
+        """What readers of a norm see; of none: the stream that is written."""
+        stream = written if norm is None else self.arch.streams[norm.space]
+        assert stream is not None
+        if stream.latent:
+            assert norm is not None
+            return _read(self.arch, self.tensors, norm, _normalised(self._latent(stream), norm.kind))
+        if norm not in self._drawn:
+            drawn = torch.randn(LENGTH, stream.size, generator=self.rng, dtype=torch.float64)
+            self._drawn[norm] = _normalised(drawn.to(self.device), "rms" if norm is None else norm.kind)
+        z = self.action.act(self._drawn[norm], -1, Axis((Term(stream.name),)))
+        return z if norm is None else _read(self.arch, self.tensors, norm, z)
+
+    def _latent(self, stream: Space) -> Float[Tensor, "t d"]:
+        (writer,) = (each for each in self.arch.writers(stream.name) if len(self.arch.shapes[each.weight]) > 1)
+        x = self.read(self.arch.norm_read_by(writer.weight))
+        z = x @ self.tensors[writer.weight].movedim(writer.axis, -1)
+        return z + self.tensors[writer.bias] if writer.bias else z
+
+
 def _normalised(z: Tensor, kind: str) -> Float[Tensor, "t d"]:
     if kind == "layer":
         z = z - z.mean(-1, keepdim=True)
@@ -333,12 +361,14 @@ def _read(arch: Architecture, tensors: Tensors, norm: Norm, z: Tensor) -> Float[
 
 
 def _attention(
-    arch: Architecture, heads: HeadSpace, tensors: Tensors, x: Tensor, source: Tensor
+    arch: Architecture, heads: HeadSpace, tensors: Tensors, x: Tensor, sources: list[Tensor]
 ) -> Float[Tensor, "t d"]:
-    matrices = attention_matrices(arch, heads, tensors)
-    ended, source = (torch.cat([y, torch.ones_like(y[:, :1])], -1)[:, : matrices.q.shape[-2]] for y in (x, source))
-    gains = (tensors[heads.q_gain], tensors[heads.k_gain]) if heads.qk_norm else None
-    return attend(matrices, ended, heads, gains, source, tensors[heads.sinks] if heads.sinks else None)
+    """`sources`: what keys read, the last of them what values read too."""
+    m = attention_matrices(arch, heads, tensors)
+    ended = (torch.cat([*each, torch.ones_like(x[:, :1])], -1) for each in ([x], sources, sources[-1:]))
+    q, k, v = (y[:, : matrix.shape[-2]] for y, matrix in zip(ended, (m.q, m.k, m.v)))
+    gains = norm_gains(heads, tensors) if heads.qk_norm else None
+    return attend(m, q, heads, gains, k, v, tensors[heads.sinks] if heads.sinks else None)
 
 
 def _units(arch: Architecture, space: Space, tensors: Tensors, x: Tensor) -> Float[Tensor, "t d"]:

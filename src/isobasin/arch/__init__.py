@@ -17,7 +17,7 @@ from isobasin.arch.architecture import (
 )
 from isobasin.arch.family import Family, ModelInputs
 from isobasin.arch.pattern import Axis, Pattern, Role, Term, parse
-from isobasin.arch.registry import FAMILIES, Names, describe, family_of, resolve
+from isobasin.arch.registry import FAMILIES, Names, describe, family_of, of_stored_class, resolve
 
 __all__ = [
     "FAMILIES",
@@ -43,6 +43,7 @@ __all__ = [
     "family_of",
     "gain_is_free",
     "identity_fields",
+    "of_stored_class",
     "parse",
     "resolve",
 ]

@@ -26,7 +26,7 @@ Kind = Literal[
 ROTATED = ("orthogonal", "orthogonal1")
 SELF_DUAL = ("fixed", "permutation", "permutation±", "signed", *ROTATED)
 SpaceRole = Literal["stream", "units", "heads", "experts"]
-Side = Literal["qk", "vo"]
+Side = Literal["qk", "vo", "shared"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Space:
     """A vector space inside the model: the residual stream, the units of a layer, or the experts of a layer.
 
     `members` are the units of each expert, one space for each place of a space of experts: when experts are permuted,
-    the tensors of their units go along, and what acts on units acts after that. `layer` is the layer it belongs to
-    (None: to no single one), `stack` the encoder or decoder it belongs to, and `label` its name without the number of
-    the layer.
+    the tensors of their units go along, and what acts on units acts after that. `groups`: experts are chosen by groups
+    of neighbours, which stay together (0: they are not). `latent`: a stream inside a layer, which one linear map from
+    another stream writes and heads read. `layer` is the layer it belongs to (None: to no single one), `stack` the
+    encoder or decoder it belongs to, and `label` its name without the number of the layer.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Space:
     kind: Kind
     stream: bool = False
     members: tuple[str, ...] = ()
+    groups: int = 0
+    latent: bool = field(default=False, compare=False)
     layer: int | None = field(default=None, compare=False)
     stack: str = field(default="", compare=False)
     label: str = field(default="", compare=False)
@@ -78,11 +81,14 @@ class HeadSpace:
     """The heads of one attention layer. Patterns name its two faces: `qk` (queries, keys) and `vo` (values, outputs),
     or the space itself for an axis with one place for each query head.
 
+    `d_value` is the size of a value, where it is not that of a key, `d_head`. `shared_rotary`: the rotary columns of
+    keys exist once, for all heads. They are a face of their own, `rope`, and `qk` is that of the other columns.
     `rotary` columns of each head rotate (0: none), in pairs (j, j + rotary/2) or, interleaved, (2j, 2j + 1).
     `qk_norm`: queries and keys of each head pass an RMSNorm before they rotate; all heads share its gains, which are
     called `q_gain` and `k_gain`. `whole_norm`: that norm is over all heads together, with a gain for every column.
-    `plus_one`: these gains are stored less 1. `sinks` is the tensor with a number for each query head that takes part
-    in its softmax beside the scores: attention weights then do not sum to one.
+    `layer_norm`: it is a LayerNorm of each head, with gains of its own, in one tensor or, with `{h}` in its name, in
+    one for each head. `plus_one`: these gains are stored less 1. `sinks` is the tensor with a number for each query
+    head that takes part in its softmax beside the scores: attention weights then do not sum to one.
     """
 
     name: str
@@ -94,11 +100,15 @@ class HeadSpace:
     permutable: bool = True
     qk_norm: bool = False
     whole_norm: bool = False
+    layer_norm: bool = False
+    d_value: int = 0
+    shared_rotary: bool = False
     layer: int | None = field(default=None, compare=False)
     stack: str = field(default="", compare=False)
     label: str = field(default="heads", compare=False)
     qk: str = field(default="", compare=False)
     vo: str = field(default="", compare=False)
+    rope: str = field(default="", compare=False)
     q_gain: str = field(default="", compare=False)
     k_gain: str = field(default="", compare=False)
     plus_one: bool = field(default=False, compare=False)
@@ -114,12 +124,52 @@ class HeadSpace:
     def group_size(self) -> int:
         return self.n_heads // self.n_kv_heads
 
+    @property
+    def own_gains(self) -> bool:
+        """Whether every head has gains of its own behind a norm on queries and keys."""
+        return self.whole_norm or self.layer_norm
+
+    @property
+    def gain_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The tensors that hold the gains of queries, and those of keys, head by head."""
+        q, k = (
+            tuple(dict.fromkeys(name.replace("{h}", str(h)) for h in range(count)))
+            for name, count in ((self.q_gain, self.n_heads), (self.k_gain, self.n_kv_heads))
+        )
+        return q, k
+
+    @property
+    def gain_patterns(self) -> dict[str, str]:
+        """The patterns of these tensors."""
+        words = (f".{self.d_head}",) * 2
+        if self.whole_norm:
+            words = (f"|{self.qk}:q|", f"|{self.qk}|")
+        elif self.layer_norm and "{h}" not in self.q_gain:
+            words = (f"{self.name} .{self.d_head}", f"{self.name}:kv .{self.d_head}")
+        return {name: text for names, text in zip(self.gain_names, words) for name in names}
+
+    @property
+    def value_size(self) -> int:
+        return self.d_value or self.d_head
+
+    def face_size(self, face: str, *, queries: bool) -> int:
+        """How long an axis of one of its faces is."""
+        heads = self.n_heads if queries else self.n_kv_heads
+        if face == self.vo:
+            return heads * self.value_size
+        if face == self.rope:
+            return self.rotary * (heads if queries else 1)
+        return heads * (self.d_head - self.rotary if self.shared_rotary else self.d_head)
+
+
+_LATER_FIELDS = ("qk_norm", "whole_norm", "layer_norm", "members", "groups", "d_value", "shared_rotary")
+
 
 def identity_fields(space: Space | HeadSpace) -> dict[str, Any]:
     """The fields that tell two spaces apart; where a space lies in its model is not among them. Nor is a norm that a
-    space does not have, nor members: files that were written before there were any stay the same."""
+    space does not have, nor members and the like: files that were written before there were any stay the same."""
     found = {f.name: getattr(space, f.name) for f in fields(space) if f.compare}
-    return {name: value for name, value in found.items() if name not in ("qk_norm", "whole_norm", "members") or value}
+    return {name: value for name, value in found.items() if name not in _LATER_FIELDS or value}
 
 
 @dataclass(frozen=True)
@@ -238,8 +288,11 @@ class Architecture:
     @cached_property
     def faces(self) -> Mapping[str, tuple[HeadSpace, Side]]:
         """The heads behind every face, and which of their two faces it is."""
-        sides: tuple[Side, Side] = ("qk", "vo")
-        return {getattr(heads, side): (heads, side) for heads in self.heads() for side in sides}
+        found: dict[str, tuple[HeadSpace, Side]] = {}
+        for heads in self.heads():
+            found |= {heads.qk: (heads, "qk"), heads.vo: (heads, "vo")}
+            found |= {heads.rope: (heads, "shared")} if heads.shared_rotary else {}
+        return found
 
     @cached_property
     def streams(self) -> Mapping[str, Space]:
@@ -276,8 +329,9 @@ class Architecture:
         found = (self.space_of(term) for term in terms)
         return next((space for space in found if isinstance(space, Space) and space.stream), None)
 
-    def head_streams(self, heads: HeadSpace) -> tuple[Space, Space, Space, Space]:
-        """The streams that Q, K, V and O lie on; in cross attention these may be two."""
+    def head_streams(self, heads: HeadSpace) -> tuple[tuple[Space, ...], ...]:
+        """The streams that Q, K, V and O lie on; in cross attention these may be two. Keys with columns of their own
+        and columns that all heads share lie on the two streams that these read, one after the other."""
 
         def of(face: str, dual: bool) -> Space:
             weights = (n for n, _, _, term in self.carriers(face) if term.dual is dual and len(self.shapes[n]) > 1)
@@ -285,7 +339,9 @@ class Architecture:
             assert found is not None, face
             return found
 
-        return of(heads.qk, True), of(heads.qk, False), of(heads.vo, False), of(heads.vo, True)
+        shared = (of(heads.rope, False),) if heads.shared_rotary else ()
+        keys = (*shared, of(heads.qk, False))
+        return (of(heads.qk, True),), keys, (of(heads.vo, False),), (of(heads.vo, True),)
 
     def norm_of(self, space: Space | HeadSpace, *, source: bool = False) -> Norm | None:
         """The norm that a block of heads or units reads; None where it reads the stream itself.
@@ -296,7 +352,11 @@ class Architecture:
             weights = [name for name, _, _, term in self.carriers(space.qk) if term.dual != source]
         else:
             weights = [name for name, *_ in self.carriers(space.name)]
-        words = (axis.name for name in weights for axis in self.tensors[name].roles[0].axes)
+        return next((norm for norm in map(self.norm_read_by, weights) if norm), None)
+
+    def norm_read_by(self, tensor: str) -> Norm | None:
+        """The norm that a tensor reads, if it reads one."""
+        words = (axis.name for axis in self.tensors[tensor].roles[0].axes)
         return next((self.norms[word] for word in words if word is not None and word in self.norms), None)
 
     def size_of(self, axis: Axis) -> int | None:
@@ -308,8 +368,8 @@ class Architecture:
         if isinstance(space, Space):
             return space.size
         if term.name == space.name:
-            return space.n_heads
-        return (space.n_heads if term.queries else space.n_kv_heads) * space.d_head
+            return space.n_kv_heads if term.kv else space.n_heads
+        return space.face_size(term.name, queries=term.queries)
 
     @cached_property
     def expert_spaces(self) -> Mapping[str, Space]:
@@ -403,7 +463,7 @@ class Architecture:
 
     @cached_property
     def _gains_less_one(self) -> frozenset[str]:
-        heads = (gain for heads in self.heads() if heads.plus_one for gain in (heads.q_gain, heads.k_gain))
+        heads = (gain for heads in self.heads() if heads.plus_one for names in heads.gain_names for gain in names)
         return frozenset([*(norm.gain for norm in self.norms.values() if norm.plus_one), *heads])
 
     @cached_property
@@ -607,7 +667,8 @@ def build(
             every[each.name] = each
             continue
         gains = {key: getattr(each, key).replace("{i}", str(i)) for key in ("q_gain", "k_gain", "sinks")}
-        every[f"heads{i}"] = replace(each, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}", **gains)
+        rope = f"rope{i}" if each.shared_rotary else ""
+        every[f"heads{i}"] = replace(each, name=f"heads{i}", layer=i, qk=f"qk{i}", vo=f"vo{i}", rope=rope, **gains)
     for i in range(n):
         for s in (s for s in spaces if "{i}" in s.name):
             name = s.name.format(i=i)
@@ -621,10 +682,8 @@ def build(
         patterns[f"{module}.bias"] = _bias(pattern, sources)
     for name, text in per_layer(tensors, n).items():
         patterns[name] = parse(text)
-    for each in by_layer[:1] if by_layer and by_layer[0].qk_norm else ():
-        words = ("|qk{i}:q|", "|qk{i}|") if each.whole_norm else (f".{each.d_head}",) * 2
-        names = dict(zip((each.q_gain, each.k_gain), words))
-        patterns |= {name: parse(text) for name, text in per_layer(names, n).items()}
+    for each in (space for space in every.values() if isinstance(space, HeadSpace) and space.qk_norm):
+        patterns |= {name: parse(text) for name, text in each.gain_patterns.items()}
     sinks = {heads.sinks: heads.name for heads in every.values() if isinstance(heads, HeadSpace) and heads.sinks}
     patterns |= {name: parse(text) for name, text in sinks.items()}
     for name, weight in per_layer(scales or {}, n).items():
@@ -696,10 +755,10 @@ def _validate(arch: Architecture) -> None:
                 f"{heads.n_heads} query heads do not divide over {heads.n_kv_heads} kv heads; "
                 "check num_attention_heads and num_key_value_heads in config.json"
             )
-        if heads.qk_norm and heads.rotary != heads.d_head:
+        if heads.qk_norm and (heads.d_head % 2 if heads.layer_norm else heads.rotary != heads.d_head):
             raise ArchitectureError(
                 f"family {arch.family}: norms on queries and keys are supported where all {heads.d_head} columns of a "
-                f"head rotate, here {heads.rotary} do"
+                f"head rotate (of a LayerNorm, where their number is even), here {heads.rotary} do"
             )
     for name, pattern in arch.tensors.items():
         for role in pattern.roles:
@@ -715,10 +774,17 @@ def _validate(arch: Architecture) -> None:
     for experts in arch.expert_spaces.values():
         members = [arch.spaces.get(member) for member in experts.members]
         kinds = {(s.size, s.kind) if isinstance(s, Space) and s.role == "units" else None for s in members}
-        if experts.kind != "permutation" or len(members) != experts.size or len(kinds) != 1 or None in kinds:
+        whole = not experts.groups or experts.size % experts.groups == 0
+        if (
+            experts.kind != "permutation"
+            or len(members) != experts.size
+            or len(kinds) != 1
+            or None in kinds
+            or not whole
+        ):
             raise ArchitectureError(
                 f"space {experts.name}: expected a permutation of {experts.size} experts, each with a space of units, "
-                "all of one size and kind; correct its members"
+                "all of one size and kind, in groups of one size; correct its members"
             )
     for norm in arch.norms.values():
         place = arch.spaces.get(norm.space)

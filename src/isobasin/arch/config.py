@@ -55,7 +55,7 @@ class Fields:
         return value
 
     @property
-    def _rotary_table(self) -> Mapping[str, Any]:
+    def rotary_table(self) -> Mapping[str, Any]:
         """`rope_scaling`, the older name, wins over `rope_parameters` where both are given, as in transformers."""
         parameters, scaling = self.table("rope_parameters"), self.table("rope_scaling")
         return scaling or parameters
@@ -68,7 +68,7 @@ class Fields:
         A value inside the table wins over one beside it; `base_key` is where a base stands beside the table,
         `default` the base where there is none, and `usual` the table where there is none.
         """
-        table = self._rotary_table or usual or {}
+        table = self.rotary_table or usual or {}
         base = next((v for v in (table.get("rope_theta"), self.config.get(base_key)) if v is not None), default)
         if not isinstance(base, int | float) or isinstance(base, bool) or base <= 0:
             raise ArchitectureError(f"config.json: {base_key} is {base!r}, expected a positive number")
@@ -92,7 +92,7 @@ class Fields:
 
         transformers takes the size of a head from `head_dim` here, where a config has it; not so for some families.
         """
-        found = (self._rotary_table.get("partial_rotary_factor"), self.config.get(key))
+        found = (self.rotary_table.get("partial_rotary_factor"), self.config.get(key))
         value = next((v for v in found if v is not None), default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
             raise ArchitectureError(f"config.json: {key} is {value!r}, expected a fraction in (0, 1]")

@@ -47,6 +47,7 @@ SHAPE_KEYS = frozenset({"attention_bias", "mlp_bias", "qkv_bias", "pooler_output
 # Symmetries that are known and not used, in the words of `isobasin families`.
 QUARTER_TURNS = "quarter turns of rotary pairs, with their gains exchanged"
 NORM_SIGNS = "a sign for every coordinate of a norm behind a sublayer, with that of the weight before it"
+HEAD_NORM_SIGNS = "signs and quarter turns of gains behind LayerNorms of each head, with those of the rows before them"
 EXPERT_ORDER = "the order of the experts of a layer"
 COMMON_HEAD_ORDER = "the order of heads, which all layers with one table of relative positions share"
 VALUE_CONSTANTS = "constants of values where heads without an output bias fill the stream"

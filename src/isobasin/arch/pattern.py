@@ -7,6 +7,7 @@
     "|ff3| m3*"         only the permutation part of ff3 acts (gates, gains)
     "."  an axis nothing touches (".768": of that size);  "-"  a buffer, copied as it is;  "?…"  may be absent
     "()"  a single number, without axes
+    "heads3", "heads3:kv"  one place for every query head, or for every kv head
 
 >>> parse("|ff3| m3*").roles[0].axes[0].terms[0].permutation_part
 True
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from isobasin.errors import ArchitectureError
 
-_TERM = re.compile(r"(?P<bar>\|?)(?P<name>[A-Za-z_]\w*)(?P<queries>:q)?(?P<close>\|?)(?P<dual>\*?)")
+_TERM = re.compile(r"(?P<bar>\|?)(?P<name>[A-Za-z_]\w*)(?P<queries>:q)?(?P<kv>:kv)?(?P<close>\|?)(?P<dual>\*?)")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Term:
     dual: bool = False
     queries: bool = False
     permutation_part: bool = False
+    kv: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,6 @@ def _term(word: str, text: str) -> Term:
     found = _TERM.fullmatch(word)
     if found is None or bool(found["bar"]) != bool(found["close"]):
         raise ArchitectureError(
-            f"pattern {text!r}: {word!r} is no word; expected name, name*, name:q, name:q*, |name| or '.'"
+            f"pattern {text!r}: {word!r} is no word; expected name, name*, name:q, name:q*, name:kv, |name| or '.'"
         )
-    return Term(found["name"], bool(found["dual"]), bool(found["queries"]), bool(found["bar"]))
+    return Term(found["name"], bool(found["dual"]), bool(found["queries"]), bool(found["bar"]), bool(found["kv"]))

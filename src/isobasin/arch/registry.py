@@ -15,6 +15,7 @@ from isobasin.arch.families import (
     bert,
     clip,
     cohere,
+    deepseek,
     dinov2,
     experts,
     falcon,
@@ -44,8 +45,8 @@ from isobasin.arch.family import Family
 from isobasin.errors import ArchitectureError
 
 _FILES = (
-    *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, gpt_oss, cohere),
-    *(stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders),
+    *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, gpt_oss, deepseek),
+    *(cohere, stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders),
     *(multimodal, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
@@ -70,10 +71,8 @@ REFUSED: dict[str, str] = {
     ),
     "albert": "one layer is applied several times, so its symmetries are not those of separate layers: not implemented",
     "electra": "its embeddings enter the stream without a norm on it: not implemented",
-    **dict.fromkeys(
-        ("dbrx", "llama4", "deepseek_v2", "deepseek_v3"),
-        "mixtures of experts and latent attention are not implemented",
-    ),
+    **dict.fromkeys(("dbrx", "llama4"), "its mixture of experts is not implemented"),
+    "deepseek_v32": "its attention chooses keys by scores of their own: not implemented",
     **dict.fromkeys(
         ("pegasus", "marian"),
         "encoder-decoder models are not implemented",
@@ -98,6 +97,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type")
     if isinstance(name, str) and name in REFUSED:
         raise ArchitectureError(f"config.json: model_type is {name!r}, which is not supported: {REFUSED[name]}")
+    if name is None and "pretrained_cfg" in config:
+        raise ArchitectureError(
+            "config.json: is that of timm, whose names and fused projections are not read; take the same weights for "
+            "transformers (google/vit-…, facebook/deit-…, facebook/dinov2-…), or rename the tensors and give them with "
+            "the config of a ViTModel: ib.load(tensors, config)"
+        )
     if not isinstance(name, str) or name not in FAMILIES:
         raise ArchitectureError(
             f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; for another, draft a "
@@ -164,6 +169,26 @@ def _shapes_of(arch: Architecture, names: Names, shapes: Mapping[str, tuple[int,
 def _sliced(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
     places = zip((*index, *[slice(None)] * (len(shape) - len(index))), shape, strict=True)
     return tuple(len(range(size)[place]) for place, size in places if isinstance(place, slice))
+
+
+def of_stored_class(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    """The config of the class that a folder was saved from.
+
+    Folders of sentence encoders hold a model without a head, and their config may still name the class with a head that
+    it was trained as. Such a file has neither a tensor of that head nor the base prefix in its names.
+    """
+    family, names = family_of(config), list(names)
+    bare = {**config, "architectures": [f"{family.stem}Model"]}
+    prefixed = not family.prefix or any(name.startswith(family.prefix) for name in names)
+    if prefixed or "Model" not in family.heads or family.class_of(config) == family.class_of(bare):
+        return config
+    if not family.covers(family.class_of(config)):
+        return config
+    _check_depth(config, len(names))
+    whole, trunk = family.architecture(config), family.architecture(bare)
+    head = whole.tensors.keys() - trunk.tensors.keys()
+    needed = any(not whole.tensors[name].optional and not whole.tensors[name].buffer for name in head)
+    return config if not needed or head & resolve(family, whole, names).on_disk.keys() else bare
 
 
 def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:

@@ -50,6 +50,8 @@ _VERBATIM = frozenset(
         "config_sentence_transformers.json",
     }
 )
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_NOT_DOWNLOADED = ["*.onnx", "onnx/*", "*.h5", "*.msgpack", "*.gguf", "*.ot", "original/*", "coreml/*", "openvino/*"]
 _MODULE_CONFIG = re.compile(r"\d+_[A-Za-z]+/config\.json")  # of sentence-transformers: 1_Pooling/config.json
 _OTHER_FORMATS = {
     ".onnx": "ONNX is a graph of operations, whose weights have lost their names and places; give the model from which "
@@ -88,20 +90,28 @@ _TEXT_SUFFIXES = frozenset({"", ".txt", ".md", ".rst", ".html", ".pdf"})
 
 
 def find_folder(path: str | Path) -> Path:
-    """The folder `path`, or the snapshot of the hub id `path` in the local Hugging Face cache."""
+    """The folder `path`, or the snapshot of the hub id `path` (`ORG/NAME` or `ORG/NAME@REVISION`) in the local Hugging
+    Face cache; it is downloaded where it is not there, unless HF_HUB_OFFLINE is set."""
     folder = Path(path)
     if folder.is_dir():
         return folder
     if folder.exists():
         raise CheckpointError(f"{path} is a file, expected a checkpoint folder: give the folder it lies in")
+    name, _, revision = str(path).partition("@")
     try:
-        from huggingface_hub import snapshot_download  # half a second to import, and rarely needed
+        from huggingface_hub import constants, snapshot_download  # half a second to import, and rarely needed
 
-        return Path(snapshot_download(str(path), local_files_only=True))
-    except (ImportError, OSError, ValueError) as error:  # not in the cache; not a hub id
+        try:
+            return Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+        except (OSError, ValueError):
+            if constants.HF_HUB_OFFLINE or _HUB_ID.fullmatch(name) is None:
+                raise
+        return Path(snapshot_download(name, revision=revision or None, ignore_patterns=_NOT_DOWNLOADED))
+    except (ImportError, OSError, ValueError) as error:  # not in the cache; not a hub id; no network; no such model
+        at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
-            f"{str(path)!r} is neither a folder nor a model in the local Hugging Face cache: "
-            "check the path, or download it first (hf download ORG/NAME)"
+            f"{name!r}{at} is neither a folder nor a model in the local Hugging Face cache, and can not be downloaded "
+            f"({type(error).__name__}): check the path, or download it first (hf download ORG/NAME)"
         ) from error
 
 

@@ -205,6 +205,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     folder = find_folder(path)
     if is_adapter(folder):
         raise CheckpointError(f"{path} is a LoRA adapter and no model: give it with its base, as base+adapter")
+    if (folder / "open_clip_config.json").is_file() and not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{path} is a model of open_clip, whose names are not read: take the same weights in the form of "
+            "transformers (CLIPModel; most models of laion and openai have it), or convert them to it"
+        )
     config = read_object(folder / "config.json")
     for key in _QUANTISED_KEYS:
         if config.get(key) is not None:

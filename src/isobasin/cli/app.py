@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -46,8 +47,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fingerprint": fingerprint_command,
 }
 READ_MODELS = frozenset(COMMANDS) - {"report", "demo", "invert"}
-FAMILY_HELP = "--family FILE: a family of your own, for model types that are not supported (see families --draft)."
+FAMILY_HELP = (
+    "--family FILE: a family of your own, for model types that are not supported (see families --draft). "
+    "--revision REV: the branch, tag or commit of hub ids, as ORG/NAME@REV."
+)
 _REPORT = "please report it (ISOBASIN_DEBUG=1 shows the traceback)"
+MODEL_PARAMETERS = {"model", "models", "a", "b", "to"}  # names of arguments and options that take a model
 RENAMED = {"--rate": "--lr", "--start": "--init", "--draws": "--null-samples"}  # old spellings stay valid
 
 app = typer.Typer(
@@ -63,31 +68,45 @@ class Command(TyperCommand):
     the new spelling only."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        revision = ""
         if self.name in READ_MODELS:
-            args = _without_family(args)
+            from isobasin.arch.user_family import use_family
+
+            args, files = _taken(args, "--family", "a file; `isobasin families --draft MODEL` drafts one")
+            for file in files:
+                use_family(file)
+            args, revisions = _taken(args, "--revision", "a branch, tag or commit of the hub")
+            revision = revisions[-1] if revisions else ""
         options = {name for param in self.params for name in param.opts}
         for i, word in enumerate(args):
             name, equals, value = word.partition("=")
             if RENAMED.get(name) in options:
                 args[i] = RENAMED[name] + equals + value
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        for name in MODEL_PARAMETERS & ctx.params.keys() if revision else ():
+            given = ctx.params[name]
+            ctx.params[name] = _at(given, revision) if isinstance(given, str) else [_at(one, revision) for one in given]
+        return rest
 
 
-def _without_family(args: list[str]) -> list[str]:
-    """The arguments without `--family FILE`, whose families are made known."""
-    from isobasin.arch.user_family import use_family
-
-    rest, words = [], iter(args)
+def _taken(args: list[str], option: str, what: str) -> tuple[list[str], list[str]]:
+    """The arguments without an option that many commands share, and its values."""
+    rest, values, words = [], [], iter(args)
     for word in words:
         name, equals, value = word.partition("=")
-        if name != "--family":
+        if name != option:
             rest.append(word)
             continue
-        file = value if equals else next(words, "")
-        if not file:
-            raise IsobasinError("--family needs a file; `isobasin families --draft MODEL` drafts one")
-        use_family(file)
-    return rest
+        values.append(value if equals else next(words, ""))
+        if not values[-1]:
+            raise IsobasinError(f"{option} needs {what}")
+    return rest, values
+
+
+def _at(model: str, revision: str) -> str:
+    """A hub id at a revision; a path that exists, and an id with a revision of its own, stay."""
+    base, plus, adapter = model.partition("+")
+    return model if Path(model).exists() or "@" in base or Path(base).exists() else f"{base}@{revision}{plus}{adapter}"
 
 
 @app.callback(invoke_without_command=True)

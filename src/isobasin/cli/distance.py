@@ -1,5 +1,6 @@
 """The commands `distance`, `canonical` and `fingerprint`."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ from isobasin.cli.output import (
     left_out_lines,
     measured_cost,
     not_copied_lines,
+    note,
     number,
     progress,
     verified_change,
@@ -67,7 +69,8 @@ def distance_command(
             device=device.find(),
             watch=partial(on_progress, "comparing"),
         )
-    facts: dict[str, Any] = {**found.to_dict(), "seconds": cost["seconds"], "peak_anon_mb": cost["peak_anon_mb"]}
+    facts: dict[str, Any] = {**found.to_dict(), "verdict_text": found.verdict_text, "note": found.explanation or None}
+    facts |= {"seconds": cost["seconds"], "peak_anon_mb": cost["peak_anon_mb"]}
     if plot is not None:
         from isobasin.report.figures import plot_similarity
 
@@ -111,7 +114,8 @@ def fingerprint_command(
     memory: MemoryOptions,
     json: Json = False,
 ) -> None:
-    """Print a short string that is the same for every scrambled, cast or re-saved copy of a model."""
+    """Print a short string that scrambled, cast or re-saved copies of a model share. Compare it with --compare: copies
+    may round an entry to a neighbouring number, so equality of the strings says nothing."""
     from isobasin.compare.fingerprint import compare_fingerprints, doubts, fingerprint_with_errors
 
     place = device.find()
@@ -130,6 +134,8 @@ def fingerprint_command(
             "entries_uncertain": result.uncertain,
         }
     emit(facts, fingerprint_lines(facts), json)
+    if compare is None and not json and sys.stdout.isatty():
+        note("compare it with `isobasin fingerprint MODEL --compare`; strings of copies may differ")
     if facts.get("equal", True) is not True:
         raise typer.Exit(1 if facts["equal"] is False else 3)
 
@@ -163,8 +169,10 @@ def distance_lines(facts: dict[str, Any]) -> list[str]:
     spread = ", ".join(f"{q} → {value:.4f}" for q, value in null["quantiles"].items())
     lines = [
         f"score       {facts['score']:.6f}   (1 the same orbit, 0 unrelated)",
+        f"verdict     {facts['verdict_text']}",
         f"unrelated   quantiles {spread}, largest {null['largest']:.4f} of {null['draws']} sampled",
         f"distance    {facts['distance']:.4g} of ‖A‖ modulo symmetry, {number(facts['naive'], '.4g')} as stored",
+        *([f"            {facts['note']}"] if facts["note"] else []),
         "",
         f"{'part':<12}{'of B':<8}{'as stored':>10}{'distance':>12}{'score':>9}",
     ]

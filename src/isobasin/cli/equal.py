@@ -10,6 +10,8 @@ from isobasin.cli.output import emit, measured_cost, note, space_label
 
 if TYPE_CHECKING:
     from isobasin.compare.equivalence import Verdict
+    from isobasin.compare.outputs import ComparedInput
+    from isobasin.weights import Weights
 
 EXIT_CODES = {"same": 0, "different": 1, "undecided": 3}
 MAX_LINES = 5  # conditions, steps and residuals that are printed
@@ -51,7 +53,9 @@ def equal_command(
         watch = None if show.silent else note
         found = equivalent(*models, precision=precision, seed=seed, device=device.find(), watch=watch)
     files = _write_evidence(found, save_transform, save_witness, force)
-    facts = {**found.to_dict(), **files, **cost}
+    facts: dict[str, Any] = {**found.to_dict(), **files, **cost}
+    if found.witness is not None:
+        facts["evidence"]["witness"]["text"] = _text_of(found.witness, models[0])
     emit(facts, equal_lines(facts), show.json)
     if code := EXIT_CODES[str(facts["verdict"])]:
         raise typer.Exit(code)
@@ -73,6 +77,19 @@ def _write_evidence(found: "Verdict", transform: Path | None, witness: Path | No
         atomic_write(witness, save({key: t.contiguous() for key, t in tensors.items()}))
         written["witness_file"] = str(witness)
     return written
+
+
+def _text_of(witness: "ComparedInput", model: "Weights") -> str | None:
+    """The tokens of a witness as text, where the model has a tokenizer."""
+    from isobasin.runtime import token_key
+    from isobasin.tasks.tokenizer import open_tokenizer
+
+    key = token_key(witness.inputs)
+    try:
+        tokenizer = None if key is None else open_tokenizer([model])
+        return None if tokenizer is None or key is None else tokenizer.decode(witness.inputs[key].flatten().tolist())
+    except Exception:  # a damaged tokenizer can raise anything, and the verdict stands without it
+        return None
 
 
 def equal_lines(facts: dict[str, Any]) -> list[str]:
@@ -102,5 +119,6 @@ def _witness_lines(witness: dict[str, Any]) -> list[str]:
     inputs = "; ".join(f"{key} {x}" for key, x in shown.items()) or "--save-witness keeps it"
     return [
         f"  witness: {witness['kind']}; {inputs}",
+        *([f"  its text: {witness['text']!r:.200}"] if witness.get("text") else []),
         f"  output {witness['place']}: {witness['output_a']:.6g} from A, {witness['output_b']:.6g} from B",
     ]

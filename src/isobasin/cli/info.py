@@ -44,6 +44,8 @@ def info_command(model: Model, json: Json = False) -> None:
             {"name": name, "size": one.n, "group": str(one), "dim": one.dim} for name, one in group.groups.items()
         ],
     }
+    if weights.note:
+        facts["note"] = weights.note
     if arch.copied_tensors:
         facts["copied"] = sum(prod(arch.shapes[name]) for name in arch.copied_tensors)
     emit(facts, info_lines(facts), json)
@@ -127,8 +129,9 @@ def _without_rotary(arch: "Architecture") -> "Architecture":
 
 
 def _without_positions(heads: "HeadSpace") -> "HeadSpace":
-    """The heads without rotary positions; behind a norm on queries and keys these make no difference to the group."""
-    return heads if heads.qk_norm else replace(heads, rotary=0)
+    """The heads without rotary positions; behind a norm on queries and keys these make no difference to the
+    group, and columns that all heads share exist because of them."""
+    return heads if heads.qk_norm or heads.shared_rotary else replace(heads, rotary=0)
 
 
 def info_lines(facts: dict[str, Any]) -> list[str]:
@@ -151,6 +154,8 @@ def info_lines(facts: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"Q–K         of each head: {f['qk_group']} (dimension {f['qk_dim']:,})")
     lines.append(f"tied        {', '.join(f['tied']) or 'nothing'}")
+    if "note" in f:
+        lines.append(f"note        {f['note']}")
     if "copied" in f:
         lines.append(f"copied      {f['copied']:,} parameters outside the language model: nothing moves or aligns them")
     return lines
@@ -160,7 +165,7 @@ def check_lines(facts: dict[str, Any]) -> list[str]:
     width = max(map(len, facts["per_space"]), default=0)
     spaces = [f"  {name:<{width}}  {error:.1e}" for name, error in facts["per_space"].items()]
     agrees = "=" if facts["nullity_measured"] == facts["nullity_predicted"] else "≠"
-    block = "attention block: nullity not measured, as queries and keys pass norms"
+    block = "attention block: nullity not measured (norms on queries and keys, or latent attention)"
     if facts["nullity_measured"] is not None:
         block = (
             f"attention block: predicted nullity {facts['nullity_predicted']} {agrees} measured "

@@ -11,6 +11,7 @@ import typer
 
 from isobasin.cli.align import AlignSetup, learning_facts, learning_lines
 from isobasin.cli.options import (
+    SELF,
     VERIFY,
     DataOptions,
     DeviceOptions,
@@ -33,12 +34,15 @@ from isobasin.cli.output import (
     existing,
     measured_cost,
     not_copied_lines,
+    note,
     progress,
     verified_change,
 )
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
+    import torch
+
     from isobasin.merging import MergeRecipe, MergeResult
     from isobasin.weights import Weights
 
@@ -132,6 +136,10 @@ def merge_command(
                 tokenizer_source=recipe.tokenizer_source,
                 **how,
             )
+        measured = _measured(merged, loaded, data, reading, seed=seed, device=place)
+        warnings = [text for text in (merged.warning if not measured else "", measured.get("warning", "")) if text]
+        if warnings and not show.silent:
+            note("\n".join(warnings))
         moved = [(before, after) for before, after in zip(loaded, merged.models) if after is not before]
         changes = [verified_change(*pair, verify, seed=seed, quiet=show.silent) for pair in moved]
         if setup:
@@ -150,8 +158,38 @@ def merge_command(
     facts = merge_facts(merged, save.output) | {"max_output_change": largest} | cost
     if copied := len(merged.weights.arch.copied_tensors):
         facts["copied"] = copied
+    facts |= measured | {"warning": "; ".join(warnings) or None}
     facts |= companion_facts(companions or loaded[0].path, save)
     emit(facts, merge_lines(facts), show.json)
+
+
+def _measured(
+    merged: "MergeResult",
+    models: "list[Weights]",
+    data: Path | None,
+    reading: DataOptions,
+    *,
+    seed: int,
+    device: "torch.device",
+) -> dict[str, Any]:
+    """The loss of each model and of the average, where data are given that can be measured on; otherwise nothing."""
+    from isobasin.path.barrier import CONNECTED_NATS
+    from isobasin.path.evaluation import evaluate_models
+
+    if data is None or data == SELF or merged.shared is not None:
+        return {}
+    try:
+        task = reading.open(data, models, seed=seed, split="test")
+        *losses, loss = (row["loss"] for row in evaluate_models([*models, merged.weights], task, device=device))
+    except IsobasinError:  # inputs without labels, or models without a head
+        return {}
+    found: dict[str, Any] = {"loss": {"models": losses, "merged": loss, "data": task.name}}
+    if not loss <= max(losses) + CONNECTED_NATS:
+        shown = ", ".join(f"{each:.4g}" for each in losses)
+        found["warning"] = (
+            f"the average does not work: its loss on {task.name} is {loss:.4g}, those of the models {shown}"
+        )
+    return found
 
 
 def _are_adapters(models: list[str]) -> bool:
@@ -288,6 +326,7 @@ def merge_lines(facts: dict[str, Any]) -> list[str]:
         *learned,
         *(f"  {line}" for line in facts.get("notes", [])),
         *(f"  {line}" for line in not_copied_lines(facts)),
+        *([f"  {facts['warning']}"] if facts.get("warning") else []),
         f"{facts['output']}: written as {facts['dtype']} in {facts['seconds']:.1f} s, "
         f"{facts['peak_anon_mb'] or facts['peak_rss_mb']} MB of memory",
     ]

@@ -22,13 +22,21 @@ from isobasin.compare.uncertainty import (
     swap_uncertainty,
     ties,
 )
-from isobasin.groups import Blocks, Element, HeadsElement, Matrix, Monomial, Phases, pair_signs
+from isobasin.groups import Element, HeadsElement, Matrix, Monomial, Phases
 from isobasin.groups.group import polar
 from isobasin.shapes import Float
-from isobasin.symmetries import symmetry
+from isobasin.symmetries import group_of, symmetry
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs, stacked
+from isobasin.symmetries.attention import (
+    AttentionMatrices,
+    attention_matrices,
+    rotary_columns,
+    rotary_pairs,
+    stacked,
+)
+from isobasin.symmetries.head_balance import query_key_element
 from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
+from isobasin.symmetries.symmetry import norm_group
 from isobasin.symmetries.transform import Transform
 from isobasin.views import Tensors
 from isobasin.weights import ModelSource, load
@@ -115,12 +123,11 @@ def _expert_orders(model: NormalForm, frame: Action, error: float) -> tuple[dict
         parts = signatures(model, space, frame)
         rows = parts[0]
         keys = rows @ fixed_numbers("experts", rows.shape[1])
-        index = torch.argsort(keys, stable=True)
-        pairs = ties(keys, error * rows.norm(dim=1), index)
+        found[space] = group_of(model.arch.spaces[space]).sorting(keys)
+        pairs = ties(keys, error * rows.norm(dim=1), torch.argsort(keys))
         reason = f"{len(pairs)} pairs of experts have sort keys that agree up to rounding"
         whole = torch.cat([part / part.norm().clamp_min(1e-300) for part in parts], 1)
         doubts += large_doubts(space, reason, swap_uncertainty(whole, pairs))
-        found[space] = Monomial(index, torch.ones(len(index), dtype=torch.float64))
     return found, doubts
 
 
@@ -140,21 +147,20 @@ def _canonical_heads(
         doubts += _head_ties(m, heads, keys, errors)
     every = (kv[:, None] * heads.group_size + queries).flatten()
     m = AttentionMatrices(m.q[every], m.k[kv], m.v[kv], m.o[every])
-    query_key, first = _query_key(m, heads, least, error)
+    (query_key, shared), first = _query_key(m, heads, least, error)
     value_output, second = _canonical_rotation(stacked(m.o, heads), m.v, least, error)
     for side, change in (("query and key", first), ("value and output", second)):
         reason = f"{side} factors of its heads are badly conditioned or of uncertain rank"
         doubts += large_doubts(heads.name, reason, change)
-    return HeadsElement(kv, queries, query_key, Matrix(value_output)), doubts
+    return HeadsElement(kv, queries, query_key, Matrix(value_output), shared), doubts
 
 
 def _head_keys(m: AttentionMatrices, heads: HeadSpace, error: float) -> tuple[Tensor, Tensor]:
     """The sort key of every query head, invariant under the factors inside it: s(QKᵀ)t + s(VOᵀ)t, s and t fixed; and
     its error."""
-    s, t = fixed_numbers("key s", m.q.shape[1]), fixed_numbers("key t", m.q.shape[1])
-    o_t = t[: m.o.shape[1]] @ m.o
-    v_s = (s @ m.v).repeat_interleave(heads.group_size, 0)
-    q, k, r = s @ m.q, (t @ m.k).repeat_interleave(heads.group_size, 0), heads.rotary
+    q, v = (fixed_numbers("key s", x.shape[1]) @ x for x in (m.q, m.v))
+    k, o_t = (fixed_numbers("key t", x.shape[1]) @ x for x in (m.k, m.o))
+    k, v_s, r = k.repeat_interleave(heads.group_size, 0), v.repeat_interleave(heads.group_size, 0), heads.rotary
     scores = (q[..., r:] * k[..., r:]).sum(-1)
     if r:
         product = rotary_pairs(q[..., :r], heads) * rotary_pairs(k[..., :r], heads).conj()
@@ -186,19 +192,24 @@ def pair_weights(n: int) -> Tensor:
     return torch.polar(torch.ones(n, dtype=torch.float64), fixed_numbers("pair", n))
 
 
-def _query_key(m: AttentionMatrices, heads: HeadSpace, least: float, error: float) -> tuple[Element, float]:
+def _query_key(
+    m: AttentionMatrices, heads: HeadSpace, least: float, error: float
+) -> tuple[tuple[Element, Element | None], float]:
     """The phase of every rotary pair, the rotation of the other columns; and how much they may change."""
-    q, k, r = stacked(m.q, heads), m.k, heads.rotary
+    q, k, r = stacked(m.q, heads), m.k, heads.d_head if heads.qk_norm else heads.rotary
     parts: list[Element] = []
     change = 0.0
     if r:
-        pairs = [rotary_pairs(x[..., :r], heads) for x in (q, k)]
+        pairs = [rotary_pairs(x, heads) for x in rotary_columns(m, heads)]
         found = sum(fixed_numbers(f"phase {n}", x.shape[-2]).to(x) @ x for n, x in zip("qk", pairs, strict=True))
         assert isinstance(found, Tensor)
         sizes = torch.stack([x.abs().square().sum(-2) for x in pairs]).sum(0).sqrt()
+        if heads.layer_norm:  # one sign for all columns
+            found, sizes = found.real.sum(-1, keepdim=True), sizes.norm(dim=-1, keepdim=True)
+            found, sizes = found.expand(-1, r // 2), sizes.expand(-1, r // 2)
         full = sizes > least * sizes.amax()
         if heads.qk_norm:
-            parts.append(pair_signs(found.real, heads.interleaved))
+            parts.append(norm_group(heads).nearest_signs(found.real))
             found = found.real
         else:
             phase = torch.where(full & (found != 0), found.conj() / torch.where(found == 0, 1, found.abs()), 1)
@@ -209,7 +220,7 @@ def _query_key(m: AttentionMatrices, heads: HeadSpace, least: float, error: floa
         rotation, more = _canonical_rotation(q[..., r:], k[..., r:], least, error)
         parts.append(Matrix(rotation))
         change = max(change, more)
-    return (parts[0] if len(parts) == 1 else Blocks(tuple(parts))), change
+    return query_key_element(parts, heads), change
 
 
 def _canonical_rotation(

@@ -26,8 +26,13 @@ from isobasin.alignment.head_cost import product_squares
 from isobasin.alignment.heads import RANK, query_key_cost
 from isobasin.arch import Architecture, HeadSpace
 from isobasin.rounding import rounding_unit
-from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, stacked
-from isobasin.symmetries.coordinate import face_columns
+from isobasin.symmetries.attention import (
+    AttentionMatrices,
+    attention_matrices,
+    rotary_columns,
+    stacked,
+    stored_matrices,
+)
 from isobasin.symmetries.normal_form import normalize, unit_rows
 from isobasin.views import AsFloat64, Tensors, View
 from isobasin.weights import Weights
@@ -70,10 +75,11 @@ def _least(weights: Weights) -> float:
 def _failures(m: AttentionMatrices, heads: HeadSpace, least: float) -> Iterator[tuple[tuple[int, ...], str]]:
     for name, x in (("Q", m.q), ("K", m.k), ("V", m.v), ("O", m.o)):
         values = torch.linalg.svdvals(x)
+        full = x.shape[-1] - (heads.layer_norm and name in "QK")  # a LayerNorm's columns sum to zero
         ranks = (values > least * values[..., :1].clamp(min=1e-300)).sum(-1)
         for head, rank in enumerate(ranks.tolist()):
-            if rank < x.shape[-1]:
-                yield (head,), f"{name} has rank {rank} of {x.shape[-1]}"
+            if rank < full:
+                yield (head,), f"{name} has rank {rank} of {full}"
     sizes, cost = _patterns(m, heads)
     for head in torch.nonzero(sizes <= least**2 * sizes.max()).flatten().tolist():
         yield (head,), "its pattern is zero"
@@ -104,7 +110,7 @@ def remove_degeneracies(weights: Weights) -> tuple[Weights, tuple[str, ...]]:
     for layer, heads in enumerate(weights.arch.heads()):
         after, found = _reduced_heads(attention_matrices(weights.arch, heads, tensors), heads, least)
         if found:
-            changed |= _stored_heads(weights.arch, heads, tensors, after)
+            changed |= stored_matrices(weights.arch, heads, tensors, after)
             notes += [f"layer {layer}: {note}" for note in found]
     for space in weights.arch.spaces.values():
         if space.role == "units" and space.layer is not None:
@@ -131,6 +137,8 @@ def _without_silent_heads(m: AttentionMatrices, heads: HeadSpace) -> tuple[Atten
     whole = silent.reshape(heads.n_kv_heads, -1).all(1)
     q, o = (x * ~silent[:, None, None] for x in (m.q, m.o))
     k, v = (x * ~whole[:, None, None] for x in (m.k, m.v))
+    if heads.shared_rotary and not bool(whole.all()):
+        k = torch.cat([m.k[..., : heads.rotary], k[..., heads.rotary :]], -1)
     return AttentionMatrices(q, k, v, o), [f"head {h} says nothing" for h in torch.nonzero(silent).flatten().tolist()]
 
 
@@ -142,7 +150,7 @@ def _with_sorted_values(m: AttentionMatrices, heads: HeadSpace, least: float) ->
     for family in _connected(_equal_patterns(*_patterns(m, heads), least)):
         chosen = torch.tensor(family)
         left, right = _sorted_factors(torch.cat(list(m.v[chosen]), -1), torch.cat(list(m.o[chosen]), -1))
-        v[chosen], o[chosen] = (torch.stack(x.split(heads.d_head, -1)) for x in (left, right))
+        v[chosen], o[chosen] = (torch.stack(x.split(heads.value_size, -1)) for x in (left, right))
         notes.append(f"heads {' and '.join(map(str, family))} have one pattern and share their values")
     return AttentionMatrices(m.q, m.k, v, o), notes
 
@@ -170,7 +178,7 @@ def _with_full_rank(m: AttentionMatrices, heads: HeadSpace) -> tuple[AttentionMa
     v, o, deficient = _reduced_factors(m.v, stacked(m.o, heads))
     notes = [f"V–O of kv head {h} is not of full rank" for h in deficient]
     q, k, r = m.q, m.k, heads.rotary
-    if r < heads.d_head:
+    if r < heads.d_head and not heads.qk_norm:
         unrotated, k, deficient = _reduced_factors(stacked(q, heads)[..., r:], k[..., r:])
         q = torch.cat([q[..., :r], unrotated.reshape(*q.shape[:-1], -1)], -1)
         k = torch.cat([m.k[..., :r], k], -1)
@@ -185,13 +193,14 @@ def _with_reduced_pairs(m: AttentionMatrices, heads: HeadSpace) -> tuple[Attenti
         return m, []
     first = torch.arange(0, r, 2) if heads.interleaved else torch.arange(r // 2)
     second = first + (1 if heads.interleaved else r // 2)
-    q = stacked(m.q, heads)
-    sizes = [x[..., first].square().sum(-2) + x[..., second].square().sum(-2) for x in (q, m.k)]
+    columns = rotary_columns(m, heads)
+    sizes = [x[..., first].square().sum(-2) + x[..., second].square().sum(-2) for x in columns]
     product = sizes[0] * sizes[1]
     empty = product <= EMPTY**2 * product.amax(-1, keepdim=True)
-    keep = torch.ones(heads.n_kv_heads, heads.d_head, dtype=q.dtype)
-    keep[:, first], keep[:, second] = (~empty).to(q.dtype), (~empty).to(q.dtype)
-    reduced = AttentionMatrices((q * keep[:, None]).reshape(m.q.shape), m.k * keep[:, None], m.v, m.o)
+    keep = torch.ones(heads.n_kv_heads, heads.d_head, dtype=m.q.dtype)
+    keep[:, first], keep[:, second] = (~empty).to(keep), (~empty).to(keep)
+    q = stacked(m.q, heads) * keep[:, None]
+    reduced = AttentionMatrices(q.reshape(m.q.shape), m.k * keep[:, None], m.v, m.o)
     touched = torch.nonzero((empty & (sizes[0] + sizes[1] > 0)).any(-1)).flatten().tolist()
     return reduced, [f"kv head {h} has rotary pairs that meet nothing" for h in touched]
 
@@ -216,23 +225,6 @@ def _row_space_projection(x: Tensor) -> Tensor:
     values, basis = torch.linalg.eigh(x.mT @ x)
     kept = basis * (values > RANK**2 * values[..., -1:]).to(x.dtype).unsqueeze(-2)
     return kept @ kept.mT
-
-
-def _stored_heads(arch: Architecture, heads: HeadSpace, tensors: Tensors, m: AttentionMatrices) -> dict[str, Tensor]:
-    """The matrices in the layout in which the checkpoint stores them."""
-    found: dict[str, Tensor] = {}
-    sides = ((heads.qk, True, m.q), (heads.qk, False, m.k), (heads.vo, False, m.v), (heads.vo, True, m.o))
-    for face, dual, x in sides:
-        for name, axis, words, term in arch.carriers(face):
-            if term.dual != dual:
-                continue
-            whole = found.setdefault(name, tensors[name].clone()).movedim(axis, 0)
-            rows = torch.tensor(face_columns(arch, words, face, dual=dual))
-            if whole.dim() == 1:
-                whole[rows] = x[:, -1].flatten()
-            else:
-                whole[rows] = x[:, : whole.shape[1]].mT.flatten(0, 1)
-    return found
 
 
 def _without_dead_units(arch: Architecture, space: str, tensors: Tensors) -> tuple[dict[str, Tensor], int]:

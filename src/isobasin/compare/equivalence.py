@@ -77,10 +77,19 @@ class TransformEvidence:
     steps: tuple[str, ...] = ()
     obstacle: str = ""
     settings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # config keys that differ, with both values
+    as_stored: tuple[Residual, ...] = ()  # without a transform
 
     @property
     def worst(self) -> Residual | None:
         return max(self.residuals, key=lambda r: r.excess, default=None)
+
+    @property
+    def first(self) -> Residual | None:
+        """The first space, in the order of the model, whose residual rounding does not explain: as stored where fewer
+        differ so, because a transform that does not fit spreads a difference over all spaces."""
+        as_stored, moved = ([r for r in rows if r.excess > 1] for rows in (self.as_stored, self.residuals))
+        found = as_stored if 0 < len(as_stored) < len(moved) else moved
+        return min(found, key=lambda r: -1 if r.layer is None else r.layer, default=self.worst)
 
     @property
     def fits(self) -> bool:
@@ -131,7 +140,7 @@ class Verdict(Shown):
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin equal`."""
         largest = self.largest_residual
-        first = next((r for r in self.evidence.residuals if r.excess > 1), None)
+        first = None if self.evidence.fits else self.evidence.first
         return {
             "verdict": self.answer,
             "reason": self.reason,
@@ -212,6 +221,7 @@ def _equivalent(
     element = replace(pair.as_stored(), settings=settings)
     if settings:
         element = replace(element, kind="none", transform=None, residuals=(), obstacle=_settings_text(settings))
+    stored = element.residuals
     report("running both models")
     inputs = probes(outputs.a, outputs.b, seed=seed, brief=outputs.streamed)
     compared = outputs.compare(inputs)
@@ -234,6 +244,7 @@ def _equivalent(
     if not element.fits and find_witness(compared) is None:
         report("removing degeneracies")
         element = pair.attempt(pair.without_degeneracies, element)
+    element = replace(element, as_stored=stored)
     if not element.fits and find_witness(compared) is None:
         report("searching for an input on which the outputs differ")
         compared = outputs.with_search(compared)
@@ -518,10 +529,10 @@ def _reason_different(
         f"outputs differ by {witness.difference:.1e} on an input ({witness.probe.label}), where rounding makes "
         f"{witness.rounding:.1e}"
     )
-    worst = evidence.worst
-    if worst is not None:
-        where = f"layer {worst.layer}, {worst.kind}" if worst.layer is not None else worst.kind
-        text += f"; they part at {where} ({worst.tensor}: {worst.ratio:.1e} × rounding)"
+    worst, first = evidence.worst, evidence.first
+    if worst is not None and first is not None:
+        most = f", and most at {_place(worst)}" if _is_elsewhere(first, worst) else ""
+        text += f"; they part first at {_place(first)}{most}"
         text += f", {evidence.obstacle}" if evidence.obstacle else ""
     else:
         text += f"; {evidence.obstacle}"
@@ -529,6 +540,16 @@ def _reason_different(
     if n_a != n_b and not failed:
         text += f"; {n_a} and {n_b} heads of full rank with distinct patterns are never the same function"
     return text + (f"; all of it within the rounding of {near}" if near else "")
+
+
+def _is_elsewhere(one: Residual, other: Residual) -> bool:
+    return (one.layer, one.kind) != (other.layer, other.kind)
+
+
+def _place(residual: Residual) -> str:
+    """Where a residual is: layer, part and tensor, and how large it is."""
+    where = f"layer {residual.layer}, {residual.kind}" if residual.layer is not None else residual.kind
+    return f"{where} ({residual.tensor}: {residual.ratio:.1e} × rounding)"
 
 
 def _reason_unproven(evidence: TransformEvidence, n_inputs: int, failed: tuple[FailedCondition, ...]) -> str:

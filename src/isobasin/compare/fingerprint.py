@@ -31,7 +31,7 @@ from isobasin.config_keys import unknown_settings
 from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
-from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, rotary_pairs
+from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, norm_gains, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.views import Tensors, View
 from isobasin.weights import ModelSource, Weights, load
@@ -40,6 +40,7 @@ SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothi
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
 EACH = 8  # entries of each kind
 SOFTENING = 0.1  # of the largest table: added to the norm by which a table is divided, so rounding is not amplified
+SMALLEST_BIAS = 1e-3  # of a router: added to the norm by which its biases are divided
 KINDS = ("ends", "qk", "vo", "ff", "vectors")  # seeds of the fixed signs, so part of the format; ends: embeddings, head
 SIZES = ("size qk", "size vo", "size ff")
 EVEN = "even ff"  # the sum over units that does not see the sign of what the activation is applied to
@@ -220,8 +221,8 @@ def invariants(weights: Weights, device: torch.device | None = None) -> Tensor:
         tensors = {name: t.to(model.device, torch.float64) for name, t in model.folded(space).items()}
         if isinstance(place, HeadSpace):
             m = _with_constants(model, place, attention_matrices(weights.arch, place, tensors))
-            if place.whole_norm:
-                m = _with_gains(m, place, tensors)
+            if place.own_gains:
+                m = _with_gains(model, m, place)
             around = _HeadSketch.of(weights.arch, place, sketches)
             features = _head_features(m, place, around)
             found["vectors"] += _table_features(weights.arch, m, place, tensors, around)
@@ -345,19 +346,23 @@ def _images(model: NormalForm, stream: str, others: Mapping[str, _Sketch]) -> It
             yield name, others[other].rows @ tensor.movedim(axis, -1)
 
 
+_SIDES = ("left", "right")
+
+
 @dataclass(frozen=True)
 class _HeadSketch:
     """The vectors of the streams that the matrices of attention heads lie on."""
 
-    q: Float[Tensor, "k d"]
-    k: Float[Tensor, "k d"]
-    v: Float[Tensor, "k d"]
+    q: Float[Tensor, "k d_q"]
+    k: Float[Tensor, "k d_k"]
+    v: Float[Tensor, "k d_v"]
     o: Float[Tensor, "k d"]
 
     @staticmethod
     def of(arch: Architecture, heads: HeadSpace, sketches: Mapping[str, _Sketch]) -> "_HeadSketch":
-        q, k, v, o = (sketches[stream.name] for stream in arch.head_streams(heads))
-        return _HeadSketch(q.left, k.right, v.left, o.right)
+        q, k, v, o = ([sketches[stream.name] for stream in streams] for streams in arch.head_streams(heads))
+        left, right = ([torch.cat([getattr(s, side) for s in each], 1) for each in (q, k, v, o)] for side in _SIDES)
+        return _HeadSketch(left[0], right[1], left[2], right[3])
 
 
 def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -> AttentionMatrices:
@@ -368,7 +373,7 @@ def _with_constants(model: NormalForm, heads: HeadSpace, m: AttentionMatrices) -
     if not any(held):
         return m
     sides = zip((m.q, m.k, m.v), arch.head_streams(heads), held)
-    q, k, v = (_with_last_row(x, stream.size, holds) for x, stream, holds in sides)
+    q, k, v = (_with_last_row(x, stream.size, holds) for x, (stream,), holds in sides)
     return AttentionMatrices(q, k, v, m.o)
 
 
@@ -380,10 +385,12 @@ def _with_last_row(x: Float[Tensor, "h rows n"], width: int, holds: bool) -> Flo
     return torch.cat([weight, bias], 1)
 
 
-def _with_gains(m: AttentionMatrices, heads: HeadSpace, tensors: Tensors) -> AttentionMatrices:
+def _with_gains(model: NormalForm, m: AttentionMatrices, heads: HeadSpace) -> AttentionMatrices:
     """Q and K times the gains of the norms on them, of which every head has its own."""
-    q, k = (tensors[name].reshape(-1, 1, heads.d_head) for name in (heads.q_gain, heads.k_gain))
-    return AttentionMatrices(m.q * q, m.k * k, m.v, m.o)
+    names = (name for names in heads.gain_names for name in names)
+    q, k = norm_gains(heads, {name: model.read(name).to("cpu", torch.float64) for name in names})
+    on_q, on_k = (x - x.mean(-1, keepdim=True) if heads.layer_norm else x for x in (m.q, m.k))
+    return AttentionMatrices(on_q * q, on_k * k, m.v, m.o)
 
 
 def _table_features(
@@ -495,9 +502,10 @@ def _expert_features(
         _log_root(rows.square().mean()).expand(EACH),
     ]
     for name in biases:
-        numbers = _compressed(model.read(name).to(model.device, torch.float64))
-        vectors.append(_ratio(numbers @ left, rows.norm()))
-        vectors.append(numbers.abs().mean().expand(EACH))
+        numbers = model.read(name).to(model.device, torch.float64)
+        size = numbers.square().mean().sqrt() + SMALLEST_BIAS
+        vectors.append(_ratio(numbers @ left, rows.norm() * size))
+        vectors.append(size.log().expand(EACH))
     return joint, vectors + _expert_output_features(model, experts, left, sketches)
 
 

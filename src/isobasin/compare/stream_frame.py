@@ -203,7 +203,7 @@ def _is_between(model: NormalForm, name: str, stream: Space) -> bool:
     """Whether a layer reads from a stream and writes to it, and to no other."""
     place, arch = model.arch.spaces[name], model.arch
     if isinstance(place, HeadSpace):
-        return set(arch.head_streams(place)) == {stream}
+        return {on for streams in arch.head_streams(place) for on in streams} == {stream}
     return {arch.stream_of(tensor) for tensor in model.blocks[name] if len(arch.shapes[tensor]) > 1} <= {stream, None}
 
 
@@ -276,8 +276,9 @@ def _block_on_stream(model: NormalForm, space: str, stream: Space) -> Iterator[F
     tensors = {name: t.to("cpu", torch.float64) for name, t in model.block(space).items()}
     if isinstance(place, HeadSpace):
         m = attention_matrices(model.arch, place, tensors)
-        matrices = zip((m.q, m.k, m.v, m.o), model.arch.head_streams(place))
-        yield from (x[:, :width].mT.flatten(0, 1) for x, on in matrices if on == stream)
+        for x, streams in zip((m.q, m.k, m.v, m.o), model.arch.head_streams(place)):
+            parts = x[:, : sum(on.size for on in streams)].split([on.size for on in streams], 1)
+            yield from (part.mT.flatten(0, 1) for part, on in zip(parts, streams) if on == stream)
     else:
         for name, rows, _ in unit_rows(model.arch, space, tensors):
             if rows.shape[1] == width and model.arch.stream_of(name) in (stream, None):

@@ -5,7 +5,7 @@ from isobasin.groups.heads import Face, Heads, HeadsElement
 from isobasin.groups.linear import GL, Matrix, Orthogonal, OrthogonalFixingOnes
 from isobasin.groups.monomial import Monomial, MonomialGroup, Permutation, SignedPermutation, Trivial
 from isobasin.groups.product import Blocks, Product
-from isobasin.groups.rotary import PairSigns, Phases, RotaryCommutant, pair_signs
+from isobasin.groups.rotary import PairSigns, Phases, RotaryCommutant
 
 __all__ = [
     "GL",
@@ -28,5 +28,4 @@ __all__ = [
     "RotaryCommutant",
     "SignedPermutation",
     "Trivial",
-    "pair_signs",
 ]

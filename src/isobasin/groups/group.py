@@ -20,7 +20,7 @@ from torch import Tensor
 from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 
-Side = Literal["qk", "vo"]
+Side = Literal["qk", "vo", "shared"]
 FLOAT = torch.float64
 TOLERANCE = 1e-8
 
@@ -89,8 +89,8 @@ class Element(ABC):
         """How one face of a heads space moves; any other element is its own."""
         return self
 
-    def head_order(self) -> "Element":
-        """How places move of which there is one for each query head; any other element is its own."""
+    def head_order(self, *, kv: bool = False) -> "Element":
+        """How places move of which there is one for each query head, or kv head; any other element is its own."""
         return self
 
     @property
@@ -226,6 +226,10 @@ class Group(ABC):
     def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
         """The element with these tensors, for gradients to flow through."""
         raise IsobasinError(f"{self} has no continuous parameters")
+
+    def sorting(self, keys: Tensor) -> Element:
+        """The element that brings coordinates with these keys into their order, the least first."""
+        raise IsobasinError(f"{self} does not permute coordinates one by one")
 
     @abstractmethod
     def element(self, tensors: dict[str, Tensor]) -> Element:

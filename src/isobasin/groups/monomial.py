@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from isobasin.groups.assignment import assign, best_permutation
+from isobasin.groups.assignment import assign, assign_grouped, best_permutation
 from isobasin.groups.group import (
     FLOAT,
     TOLERANCE,
@@ -120,15 +120,21 @@ class DifferentiableScales(DifferentiableElement):
 
 @dataclass(frozen=True)
 class MonomialGroup(Group):
-    """Permutations of n coordinates, with the scales of its kind; `Permutation(5)` and the like make one."""
+    """Permutations of n coordinates, with the scales of its kind; `Permutation(5)` and the like make one.
+
+    `blocks`: coordinates stay together with those of their block, of so many blocks of neighbours (0: any order).
+    """
 
     n: int
     scales: Scales = "none"
     permute: bool = True
+    blocks: int = 0
 
     def __str__(self) -> str:
         if not self.permute:
             return "1"
+        if self.blocks:
+            return f"S{self.n // self.blocks}≀S{self.blocks}"
         prefix = {"none": "", "global": "±", "signs": "{±1}≀", "positive": "ℝ₊≀", "nonzero": "ℝ*≀"}
         return f"{prefix[self.scales]}S{self.n}"
 
@@ -141,7 +147,7 @@ class MonomialGroup(Group):
 
     def sample(self, *batch: int, seed: int) -> Monomial:
         rng = generator(seed)
-        index = torch.randperm(self.n, generator=rng) if self.permute else torch.arange(self.n)
+        index = self._shuffled(rng) if self.permute else torch.arange(self.n)
         scale = torch.ones(self.n, dtype=FLOAT)
         if self.scales == "global":
             scale = scale * signs(1, rng=rng)
@@ -151,13 +157,38 @@ class MonomialGroup(Group):
             scale = scale * spread(self.n, rng=rng)
         return Monomial(index, scale)
 
+    def _shuffled(self, rng: torch.Generator) -> Tensor:
+        if not self.blocks:
+            return torch.randperm(self.n, generator=rng)
+        inner = torch.rand(self.blocks, self.n // self.blocks, generator=rng).argsort(dim=1)
+        return self._of_blocks(torch.randperm(self.blocks, generator=rng), inner)
+
+    def _of_blocks(self, order: Int[Tensor, " blocks"], inner: Int[Tensor, "blocks size"]) -> Tensor:
+        """Blocks in this order, and the coordinates of each (as it was called before) in theirs."""
+        return (order[:, None] * inner.shape[1] + inner[order]).flatten()
+
     def contains(self, element: Element) -> bool:
         if not isinstance(element, Monomial) or element.n != self.n:
             return False
         order = torch.arange(self.n)
+        if self.blocks and not self._keeps_blocks(element.index):
+            return False
         if not torch.equal(torch.sort(element.index).values, order) or not bool(torch.isfinite(element.scale).all()):
             return False
         return (self.permute or torch.equal(element.index, order)) and self._allows(element.scale)
+
+    def _keeps_blocks(self, index: Tensor) -> bool:
+        """Whether every block of the result was one block before."""
+        before = index.reshape(self.blocks, -1) // (self.n // self.blocks)
+        return bool((before == before[:, :1]).all())
+
+    def sorting(self, keys: Float[Tensor, " n"]) -> Monomial:
+        """Blocks are ordered by the sums of their keys."""
+        if not self.blocks:
+            return Monomial(torch.argsort(keys, stable=True), torch.ones(self.n, dtype=FLOAT))
+        table = keys.reshape(self.blocks, -1)
+        order = torch.argsort(table.sum(1), stable=True)
+        return Monomial(self._of_blocks(order, torch.argsort(table, dim=1)), torch.ones(self.n, dtype=FLOAT))
 
     def _allows(self, scale: Tensor) -> bool:
         unit = bool((scale.abs() == 1).all())
@@ -207,7 +238,8 @@ class MonomialGroup(Group):
                 return self._scaled(overlap)
 
     def _unscaled(self, benefit: Tensor) -> Monomial:
-        return Monomial(best_permutation(benefit).cpu(), torch.ones(self.n, dtype=FLOAT))
+        index = assign_grouped(-benefit, self.blocks).heads if self.blocks else best_permutation(benefit)
+        return Monomial(index.cpu(), torch.ones(self.n, dtype=FLOAT))
 
     def _either_sign(self, overlap: Overlap) -> Monomial:
         """With the sign of the whole space that gains more."""
@@ -238,7 +270,7 @@ class MonomialGroup(Group):
     def _assign(self, gain: Tensor) -> Tensor:
         if not self.permute:
             return torch.arange(self.n)
-        return assign(-gain)
+        return assign_grouped(-gain, self.blocks).heads if self.blocks else assign(-gain)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Scales where the group has them; permutations and signs are not continuous."""

@@ -155,30 +155,38 @@ class RotaryCommutant(Group):
 @dataclass(frozen=True)
 class PairSigns(Group):
     """A sign for every rotary pair: what is left of H(n) behind a norm on queries and keys whose gains differ inside
-    pairs."""
+    pairs. `common`: one sign for all columns, which is what a LayerNorm leaves."""
 
     n: int
     interleaved: bool = False
+    common: bool = False
     dim = 0
 
     def __str__(self) -> str:
-        return f"{{±1}}^{self.n // 2}"
+        return "{±1}" if self.common else f"{{±1}}^{self.n // 2}"
 
     def identity(self, *batch: int) -> Phases:
         return Phases(torch.ones(*batch, self.n // 2, dtype=COMPLEX), self.interleaved)
 
     def sample(self, *batch: int, seed: int) -> Phases:
-        u = torch.randint(0, 2, (*batch, self.n // 2), generator=generator(seed)) * 2 - 1
-        return Phases(u.to(COMPLEX), self.interleaved)
+        u = torch.randint(0, 2, (*batch, 1 if self.common else self.n // 2), generator=generator(seed)) * 2 - 1
+        return Phases(u.to(COMPLEX).expand(*batch, self.n // 2).clone(), self.interleaved)
 
     def contains(self, element: Element) -> bool:
         if not isinstance(element, Phases) or (element.n, element.interleaved) != (self.n, self.interleaved):
             return False
-        return bool(((element.u == 1) | (element.u == -1)).all())
+        single = not self.common or bool((element.u == element.u[..., :1]).all())
+        return single and bool(((element.u == 1) | (element.u == -1)).all())
 
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Phases:
-        """The sign of the trace of each 2×2 block."""
-        return pair_signs(RotaryCommutant(self.n, self.interleaved).project(matrix).u.real, self.interleaved)
+        """The sign of the trace of each 2×2 block, or of the whole."""
+        return self.nearest_signs(RotaryCommutant(self.n, self.interleaved).project(matrix).u.real)
+
+    def nearest_signs(self, overlap: Float[Tensor, "*batch pairs"]) -> Phases:
+        """The signs of these overlaps, 1 for zero; one sign for all pairs if that is all there is."""
+        if self.common:
+            overlap = overlap.sum(-1, keepdim=True).expand_as(overlap)
+        return Phases(torch.where(overlap < 0, -1.0, 1.0).to(COMPLEX), self.interleaved)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Nothing to learn; an empty parameter tells how many heads there are."""
@@ -193,8 +201,3 @@ class PairSigns(Group):
 
     def element(self, tensors: dict[str, Tensor]) -> Phases:
         return Phases(tensors["u"].to(COMPLEX), self.interleaved)
-
-
-def pair_signs(x: Float[Tensor, "*batch pairs"], interleaved: bool) -> Phases:
-    """The signs of these numbers, 1 for zero."""
-    return Phases(torch.where(x < 0, -1.0, 1.0).to(COMPLEX), interleaved)

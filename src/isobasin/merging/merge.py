@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from isobasin.alignment.result import Alignment
     from isobasin.merging.joint_alignment import Aligner, Distance
 
+# Distance left in the median layer, relative to its norm; measured: unrelated models 0.95 to 1.3, fine-tunes 0.05.
+FAR = 0.9
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -94,7 +97,23 @@ class MergeResult(Shown):
             for name, share, d in zip(self.recipe.models, self.recipe.shares, distances)
         ]
         facts = {"not averaged": " ".join(self.shared.lines)} if self.shared else {}
+        facts |= {"warning": self.warning} if self.warning else {}
         return Summary(str(self), facts, ("model", "weight", "before", "after"), rows)
+
+    @property
+    def warning(self) -> str:
+        """Why the average will probably not work; empty where nothing speaks against it, nothing was aligned, or it was
+        learned: a low loss on the path needs no small distance."""
+        left = {i: _layers_left(found) for i, found in enumerate(self.alignments) if found is not None}
+        far = [f"{i} ({distance:.2g})" for i, distance in left.items() if distance >= FAR]
+        if not far or self.recipe.matcher in ("learned", "LearnedMatching"):
+            return ""
+        reference = 0 if self.recipe.to == "mean" else self.recipe.to
+        return (
+            f"the average will probably not work: after alignment, layers of model {', '.join(far)} are still about as "
+            f"far from those of model {reference} as unrelated ones (1 and more, as a share of their norm); measure it "
+            "with `isobasin path`"
+        )
 
     @cached_property
     def dtypes(self) -> dict[str, torch.dtype]:
@@ -238,6 +257,12 @@ def merge(
     name = matcher_name or (default if matcher is None else type(matcher).__name__)
     recipe = replace(recipe, scope=found.scope, matcher=name)
     return MergeResult(found.transported, recipe, found.alignments, found.distances, found.rounds, shared)
+
+
+def _layers_left(found: "Alignment") -> float:
+    """The median distance of the parts in layers: gains and embeddings may be similar in unrelated models."""
+    rows = [float(str(row["distance_after"])) for row in found.per_layer if row["layer"] is not None]
+    return median(rows) if rows else 0.0
 
 
 def _name_of(source: ModelSource, number: int) -> str:

@@ -159,6 +159,19 @@ def curve_of(lambdas: Sequence[float], sums: Iterable[MetricSums], task: Task) -
     return Curve(tuple(lambdas), {name: tuple(row[name] for row in rows) for name in rows[0]})
 
 
+def evaluate_models(
+    models: Sequence[Weights], task: Task, *, device: torch.device | None = None, watch: Watch | None = None
+) -> list[dict[str, float]]:
+    """Every metric of the task for several models of one architecture, one after the other in the same module."""
+    model = FlatModel.of(models[0], device)
+
+    def move_to(weights: Weights) -> None:
+        model.buffer.copy_(model.vector(weights))
+
+    points = {str(i): partial(move_to, weights) for i, weights in enumerate(models)}
+    return [sums.metrics(task.kind) for sums in evaluate_points(model, points, task, watch=watch).values()]
+
+
 def evaluate_path(
     a: ModelSource,
     b: ModelSource,

@@ -87,7 +87,7 @@ class Action:
         if term.name in self.arch.faces:
             element = element.face(self.arch.faces[term.name][1], queries=term.queries)
         elif term.name == space.name:
-            element = element.head_order()
+            element = element.head_order(kv=term.kv)
         if term.permutation_part:
             element = element.permutation_part()
         return element.dual() if term.dual else element

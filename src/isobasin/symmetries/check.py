@@ -26,7 +26,7 @@ class Check(Shown):
 
     per_space: Mapping[str, float]
     tolerance: float
-    nullity: Nullity | None  # None: norms on queries and keys, which the small attention block does not have
+    nullity: Nullity | None  # None: attention that the small block does not have
     nullity_predicted: int | None
 
     @property
@@ -62,7 +62,7 @@ def check(model: ModelSource, *, seed: int = 0) -> Check:
         for label, part in _parts(drawn, weights).items()
     }
     tolerance = TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers
-    if any(heads.qk_norm for heads in weights.arch.heads()):
+    if any(heads.qk_norm or heads.shared_rotary for heads in weights.arch.heads()):
         return Check(per_space, tolerance, None, None)
     predicted, measured = attention_nullity(weights, seed=seed)
     return Check(per_space, tolerance, measured, predicted)

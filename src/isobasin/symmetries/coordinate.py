@@ -26,13 +26,15 @@ NEGLIGIBLE = 1e-20  # of the largest gain: a smaller one is treated as zero
 class Stage(IntEnum):
     """The order in which coordinates are set: none disturbs the value of one that was set before it."""
 
-    READER_MEAN = 0
-    NORM = 1
-    HIDDEN = 2
-    KEY = 3
-    VALUE = 4
-    SUM = 5
-    WRITER_MEAN = 6
+    HEAD_MEAN = 0
+    HEAD_CONSTANT = 1
+    READER_MEAN = 2
+    NORM = 3
+    HIDDEN = 4
+    KEY = 5
+    VALUE = 6
+    SUM = 7
+    WRITER_MEAN = 8
 
 
 class Coordinate(ABC):

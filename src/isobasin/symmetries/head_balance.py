@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import HeadSpace
-from isobasin.groups import GL, Blocks, Element, HeadsElement, PairSigns, Phases
+from isobasin.groups import GL, Blocks, Element, HeadsElement, Phases
 from isobasin.shapes import Float
-from isobasin.symmetries.attention import AttentionMatrices, rotary_pairs, stacked
+from isobasin.symmetries.attention import AttentionMatrices, rotary_columns, rotary_pairs, stacked
+from isobasin.symmetries.symmetry import norm_group
 
 WELL = 1e-5  # smallest diagonal entry of a triangular factor relative to the largest: not close to deficient
 UNSEEN = 1e-2  # of the root of the largest singular value: the size of columns that meet only zeros on the other side
@@ -24,23 +25,32 @@ def smallest_singular_value(dtype: torch.dtype) -> float:
 def balance_heads(m: AttentionMatrices, heads: HeadSpace, least: float) -> HeadsElement:
     """The element that balances every head of a layer, without a permutation."""
     places = torch.arange(heads.group_size).expand(heads.n_kv_heads, -1).clone()
-    vo = GL(heads.d_head).project(_balancing_factor(stacked(m.o, heads), m.v, least))
-    return HeadsElement(torch.arange(heads.n_kv_heads), places, _query_key_balancing(m, heads, least), vo)
+    vo = GL(heads.value_size).project(_balancing_factor(stacked(m.o, heads), m.v, least))
+    qk, shared = _query_key_balancing(m, heads, least)
+    return HeadsElement(torch.arange(heads.n_kv_heads), places, qk, vo, shared)
 
 
-def _query_key_balancing(m: AttentionMatrices, heads: HeadSpace, least: float) -> Element:
-    """How keys move: a positive number for every rotary pair, a matrix for the other columns."""
+def _query_key_balancing(m: AttentionMatrices, heads: HeadSpace, least: float) -> tuple[Element, Element | None]:
+    """How keys move: a positive number for every rotary pair, a matrix for the other columns; and the part of it that
+    heads share."""
     q, k, r = stacked(m.q, heads), m.k, heads.rotary
     parts: list[Element] = []
     if heads.qk_norm:
-        return PairSigns(r, heads.interleaved).identity(heads.n_kv_heads)
+        return norm_group(heads).identity(heads.n_kv_heads), None
     if r:
-        sizes = [rotary_pairs(x[..., :r], heads).abs().square().sum(-2).sqrt() for x in (q, k)]
+        sizes = [rotary_pairs(x, heads).abs().square().sum(-2).sqrt() for x in rotary_columns(m, heads)]
         scale = _pair_scale(sizes[0].cpu(), sizes[1].cpu(), least)
         parts.append(Phases(torch.complex(scale, torch.zeros_like(scale)), heads.interleaved))
     if r < heads.d_head:
         parts.append(GL(heads.d_head - r).project(_balancing_factor(q[..., r:], k[..., r:], least)))
-    return parts[0] if len(parts) == 1 else Blocks(tuple(parts))
+    return query_key_element(parts, heads)
+
+
+def query_key_element(parts: list[Element], heads: HeadSpace) -> tuple[Element, Element | None]:
+    """The factor of every head from those of rotary and of other columns; and the one that all heads share."""
+    if heads.shared_rotary:
+        return parts[1], parts[0]
+    return parts[0] if len(parts) == 1 else Blocks(tuple(parts)), None
 
 
 def _pair_scale(q: Float[Tensor, "b pairs"], k: Float[Tensor, "b pairs"], least: float) -> Float[Tensor, "b pairs"]:

@@ -223,11 +223,162 @@ class RouterMean(Coordinate):
         return changes | ({bias: lambda t: t[bias] + step(t)[-1]} if bias else {})
 
 
-def router_means(arch: Architecture) -> list[RouterMean]:
-    found = []
+@dataclass(frozen=True)
+class HeadRows:
+    """The rows of every head of queries, or of keys, that pass a LayerNorm of each head."""
+
+    heads: HeadSpace
+    reader: Linear
+    norm: Norm
+    words: Axis
+    size: int
+    has_shift: bool
+
+    @property
+    def n_heads(self) -> int:
+        return self.heads.n_heads if self.words.terms[0].queries else self.heads.n_kv_heads
+
+    def means(self, rows: Tensor) -> Tensor:
+        """Over the rows of each head."""
+        return rows.unflatten(0, (self.n_heads, -1)).mean(1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """One value for each head, for all rows of it."""
+        return values.repeat_interleave(self.heads.d_head, 0)
+
+    def transported(self, values: Tensor, action: Action) -> Tensor:
+        return self.means(action.act(self.spread(values), 0, self.words))
+
+    def weight(self, tensors: Tensors) -> Tensor:
+        return tensors[self.reader.weight].movedim(self.reader.axis, -1)
+
+
+@dataclass(frozen=True)
+class HeadMean(Coordinate):
+    """The mean over the rows of each head before a LayerNorm of that head: the same vector in all rows is not seen.
+
+    The value is the mean of the folded rows Wγ of every head, which no change of the gain moves. Behind a LayerNorm the
+    mean of each row is another coordinate, or holds a constant: the vectors are then those without a mean.
+    """
+
+    rows: HeadRows
+    stage = Stage.HEAD_MEAN
+    smallest_sample = 0.02
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"heads:{self.rows.reader.weight}"
+
+    @property
+    def dim(self) -> int:
+        return self.rows.n_heads * (self.rows.size - (self.rows.norm.kind == "layer"))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.rows.n_heads, self.rows.size),)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.rows.reader.weight})
+
+    def usable(self, tensors: Tensors) -> bool:
+        return not bool(negligible(tensors[self.rows.norm.gain]).any())
+
+    def read(self, tensors: Tensors) -> Tensor:
+        return self._centred(self.rows.means(self.rows.weight(tensors)) * tensors[self.rows.norm.gain])
+
+    def _centred(self, value: Tensor) -> Tensor:
+        return value - value.mean(-1, keepdim=True) if self.rows.norm.kind == "layer" else value
+
+    def sample(self, value: Tensor, rng: torch.Generator) -> Tensor:
+        return self._centred(super().sample(value, rng))
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        return action.act(self.rows.transported(value, action), 1, Axis((Term(self.rows.norm.space),)))
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        weight = self.rows.reader.weight
+
+        def moved(t: Tensors) -> Tensor:
+            step = (value.to(t[weight].device) - self.read(t)) / t[self.rows.norm.gain]
+            return t[weight] + self.rows.spread(step).movedim(-1, self.rows.reader.axis)
+
+        return {weight: moved}
+
+
+@dataclass(frozen=True)
+class HeadConstant(Coordinate):
+    """The mean over the rows of each head of their constants b + Wβ, before a LayerNorm of that head.
+
+    Without a bias, the component along the all-ones vector that the norm before removes carries it, if it can.
+    """
+
+    rows: HeadRows
+    stage = Stage.HEAD_CONSTANT
+    smallest_sample = 0.02
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"constants:{self.rows.reader.weight}"
+
+    @property
+    def dim(self) -> int:
+        return self.rows.n_heads
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.rows.n_heads, 1),)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.rows.reader.bias or self.rows.reader.weight})
+
+    def usable(self, tensors: Tensors) -> bool:
+        gain = tensors[self.rows.norm.gain]
+        return self.rows.reader.bias is not None or (
+            not bool(negligible(gain).any()) and carries_constant(gain, tensors[self.rows.norm.shift])
+        )
+
+    def read(self, tensors: Tensors) -> Tensor:
+        rows, bias = self.rows, self.rows.reader.bias
+        value = rows.means(tensors[bias][:, None]) if bias else 0.0
+        if rows.has_shift:
+            value = value + (rows.means(rows.weight(tensors)) @ tensors[rows.norm.shift])[:, None]
+        assert isinstance(value, Tensor)
+        return value
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        return self.rows.transported(value, action)
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        rows, weight, bias = self.rows, self.rows.reader.weight, self.rows.reader.bias
+
+        def step(t: Tensors) -> Tensor:
+            return rows.spread(value.to(t[weight].device) - self.read(t))
+
+        def moved(t: Tensors) -> Tensor:
+            gain = t[rows.norm.gain]
+            slope = (t[rows.norm.shift] / gain).sum()
+            return t[weight] + (step(t) / slope / gain).movedim(-1, rows.reader.axis)
+
+        return {bias: lambda t: t[bias] + step(t)[:, 0]} if bias else {weight: moved}
+
+
+def row_means(arch: Architecture) -> list[RouterMean | HeadMean | HeadConstant]:
+    """Means over rows that a softmax, or a LayerNorm of each head, does not see."""
+    found: list[RouterMean | HeadMean | HeadConstant] = []
     for norm in arch.norms.values():
-        readers = [reader for reader in arch.readers(norm.name) if reader.weight in arch.routers]
-        found += [RouterMean(reader, norm, arch.streams[norm.space].size) for reader in readers]
+        for reader in arch.readers(norm.name):
+            if reader.weight in arch.routers:
+                found.append(RouterMean(reader, norm, arch.streams[norm.space].size))
+            assert reader.out_axis is not None
+            words = arch.tensors[reader.weight].roles[0].axes[reader.out_axis]
+            heads, side = arch.faces.get(words.name or "", (None, "vo"))
+            if heads is not None and heads.layer_norm and side == "qk":
+                size, has_shift = arch.streams[norm.space].size, norm.shift in arch.tensors
+                rows = HeadRows(heads, reader, norm, words, size, has_shift)
+                found.append(HeadMean(rows))
+                found += [HeadConstant(rows)] if has_shift or reader.bias else []
     return found
 
 
@@ -342,10 +493,12 @@ def _free_bias_rows(arch: Architecture, heads: HeadSpace, words: Axis) -> list[i
 
 
 def free_key_rows(heads: HeadSpace, rows: list[int]) -> list[int]:
-    """Of the key rows, those whose constant the softmax cancels: all but the rotary columns of each head; none beside
-    sinks, which do not move with the scores."""
-    if heads.sinks:
+    """Of the key rows, those whose constant the softmax cancels: all but the rotary columns of each head; none behind a
+    norm, nor beside sinks, which do not move with the scores."""
+    if heads.qk_norm or heads.sinks:
         return []
+    if heads.shared_rotary:  # the rotary columns are elsewhere
+        return rows
     return [row for k, row in enumerate(rows) if k % heads.d_head >= heads.rotary]
 
 

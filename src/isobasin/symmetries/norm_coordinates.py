@@ -8,7 +8,9 @@ from torch import Tensor
 from isobasin.arch import Architecture, Axis, HeadSpace, Linear, Norm, Term, gain_is_free
 from isobasin.errors import TransformError
 from isobasin.groups.group import signs, spread
+from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
+from isobasin.symmetries.attention import norm_gains
 from isobasin.symmetries.coordinate import (
     SMALL,
     Coordinate,
@@ -319,7 +321,8 @@ def layer_scales(arch: Architecture) -> list[LayerScale]:
 
 @dataclass(frozen=True)
 class QueryKeyGains(Coordinate):
-    """Gains of the norms on queries and keys: a factor that one has and the other lacks, one for each rotary pair.
+    """Gains of the norms on queries and keys: a factor that one has and the other lacks, one for each rotary pair and
+    each column that does not rotate.
 
     A score is a sum over pairs of γ_q γ_k times something that rotates, so γ_q c and γ_k / c are the same. The value is
     half the logarithm of |γ_q| / |γ_k| for each pair; where heads have gains of their own, for each kv head and pair.
@@ -335,49 +338,68 @@ class QueryKeyGains(Coordinate):
 
     @property
     def dim(self) -> int:
-        return self._rows * self.heads.rotary // 2
+        return self._rows * self._columns
 
     @property
     def _rows(self) -> int:
-        return self.heads.n_kv_heads if self.heads.whole_norm else 1
+        return self.heads.n_kv_heads if self.heads.own_gains else 1
+
+    @property
+    def _columns(self) -> int:
+        return self.heads.d_head - self.heads.rotary // 2
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        pairs = self.heads.rotary // 2
-        return ((self._rows, pairs) if self.heads.whole_norm else (pairs,),)
+        return ((self._rows, self._columns) if self.heads.own_gains else (self._columns,),)
 
     @property
     def touches(self) -> frozenset[str]:
-        return frozenset({self.heads.q_gain, self.heads.k_gain})
+        return frozenset(name for names in self.heads.gain_names for name in names)
 
     def usable(self, tensors: Tensors) -> bool:
-        return all(bool((self._sizes(tensors[name]) > 0).all()) for name in self.touches)
+        return all(bool((self._sizes(gains) > 0).all()) for gains in norm_gains(self.heads, tensors))
 
     def read(self, tensors: Tensors) -> Tensor:
-        q, k = (self._sizes(tensors[name].double()) for name in (self.heads.q_gain, self.heads.k_gain))
+        q, k = (self._sizes(gains.double()) for gains in norm_gains(self.heads, tensors))
         return (q / k).log() / 2
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         element = action.elements.get(self.heads.name)
-        if not self.heads.whole_norm or element is None:
+        if not self.heads.own_gains or element is None:
             return value
         return value[element.tensors()["kv"]]
 
     def set(self, value: Tensor) -> dict[str, Change]:
-        def factor(t: Tensors, gain: str) -> Tensor:
-            step = (value.to(t[gain].device) - self.read(t)).exp().reshape(self._rows, 1, -1)
-            pairs = step.repeat_interleave(2, -1) if self.heads.interleaved else step.repeat(1, 1, 2)
-            return pairs.expand(-1, t[gain].numel() // pairs.numel(), -1).flatten()
+        def change(names: tuple[str, ...], k: int, sign: int) -> Change:
+            """Of the k-th tensor among those of queries or of keys."""
 
-        q, k = self.heads.q_gain, self.heads.k_gain
-        return {q: lambda t: t[q] * factor(t, q), k: lambda t: t[k] / factor(t, k)}
+            def moved(t: Tensors) -> Tensor:
+                gain = t[names[k]]
+                step = (sign * (value.to(gain.device) - self.read(t))).exp().reshape(self._rows, -1)
+                heads = self._spread(step).repeat_interleave(self._sharing(names, gain), 0)
+                return gain * heads.flatten().chunk(len(names))[k].reshape(gain.shape)
 
-    def _sizes(self, gain: Tensor) -> Tensor:
-        """The size of the gains of every pair, over all query heads that share a kv head."""
-        columns = gain.reshape(self._rows, -1, self.heads.d_head)
+            return moved
+
+        sides = zip(self.heads.gain_names, (1, -1))
+        return {name: change(names, k, sign) for names, sign in sides for k, name in enumerate(names)}
+
+    def _sharing(self, names: tuple[str, ...], gain: Tensor) -> int:
+        """How many rows of gains share a row of the value."""
+        return len(names) * gain.numel() // (self._rows * self.heads.d_head)
+
+    def _spread(self, step: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows d_head"]:
+        """A number for each pair and each other column, for all columns."""
+        pairs, rest = step.tensor_split([self.heads.rotary // 2], dim=-1)
+        both = pairs.repeat_interleave(2, -1) if self.heads.interleaved else pairs.repeat(1, 2)
+        return torch.cat([both, rest], -1)
+
+    def _sizes(self, gains: Tensor) -> Tensor:
+        """The size of the gains of every pair and every other column, over all query heads that share a kv head."""
+        columns, rest = gains.reshape(self._rows, -1, self.heads.d_head).tensor_split([self.heads.rotary], dim=-1)
         pairs = columns.unflatten(-1, (-1, 2)).mT if self.heads.interleaved else columns.unflatten(-1, (2, -1))
-        sizes = pairs.square().sum((1, 2)).sqrt()
-        return sizes if self.heads.whole_norm else sizes[0]
+        sizes = torch.cat([pairs.square().sum((1, 2)), rest.square().sum(1)], -1).sqrt()
+        return sizes if self.heads.own_gains else sizes[0]
 
 
 def query_key_gains(arch: Architecture) -> list[QueryKeyGains]:

@@ -61,6 +61,9 @@ def to_normal_form(weights: Weights, coordinates: Mapping[str, Coordinate], *, z
     free = [c for c in coordinates.values() if c.usable(tensors)]
     norms = {c: c.canonical(c.read(tensors)) for c in free if c.folds}
     folded = View(tensors, chain(*(c.set(value) for c, value in norms.items())))
+    for stage in (Stage.HEAD_MEAN, Stage.HEAD_CONSTANT):  # what a reader's mean would have to make up for
+        heads = [c for c in free if c.stage == stage]
+        folded = View(folded, chain(*(c.set(c.least(folded)) for c in heads))) if heads else folded
 
     def value(c: Coordinate, before: Tensor) -> Tensor:
         if c.folds:

@@ -24,7 +24,7 @@ from isobasin.groups import (
 from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, table_means, value_biases
 from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.hidden_coordinates import hidden_columns
-from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, router_means, writer_means
+from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, row_means, writer_means
 from isobasin.symmetries.norm_coordinates import layer_scales, norm_coordinates, query_key_gains
 from isobasin.weights import ModelSource, load
 
@@ -159,7 +159,7 @@ def coordinates(arch: Architecture) -> dict[str, Coordinate]:
     """Every free coordinate of a bound architecture, by name, in the order in which they are set."""
     found: list[Coordinate] = [
         *reader_means(arch),
-        *router_means(arch),
+        *row_means(arch),
         *norm_coordinates(arch),
         *layer_scales(arch),
         *hidden_columns(arch),
@@ -195,7 +195,9 @@ def _reads_unfolded(coordinate: Coordinate, chosen: Mapping[str, Coordinate]) ->
 
 
 def heads_group(space: HeadSpace) -> Heads:
-    return Heads(space.n_kv_heads, space.group_size, _qk_group(space), GL(space.d_head), space.permutable)
+    shared = RotaryCommutant(space.rotary, space.interleaved) if space.shared_rotary else None
+    qk, vo = GL(space.d_head - space.rotary) if shared else _qk_group(space), GL(space.value_size)
+    return Heads(space.n_kv_heads, space.group_size, qk, vo, space.permutable, shared)
 
 
 def group_of(space: Space | HeadSpace) -> Group:
@@ -210,7 +212,7 @@ def group_of(space: Space | HeadSpace) -> Group:
         case "orthogonal1":
             return OrthogonalFixingOnes(space.size)
         case "permutation":
-            return MonomialGroup(space.size)
+            return MonomialGroup(space.size, blocks=space.groups)
         case "permutation±":
             return MonomialGroup(space.size, "global")
         case "signed":
@@ -221,11 +223,16 @@ def group_of(space: Space | HeadSpace) -> Group:
             return MonomialGroup(space.size, "nonzero")
 
 
+def norm_group(space: HeadSpace) -> PairSigns:
+    """What acts on queries and keys behind norms on them."""
+    return PairSigns(space.d_head, space.interleaved, common=space.layer_norm)
+
+
 def _qk_group(space: HeadSpace) -> Group:
     """Rotary columns leave H, the others GL: the paper's central claim, and both side by side where partial. Behind a
     norm on queries and keys, signs are left."""
     if space.qk_norm:
-        return PairSigns(space.rotary, space.interleaved)
+        return norm_group(space)
     rotary = RotaryCommutant(space.rotary, space.interleaved) if space.rotary else None
     plain = GL(space.d_head - space.rotary) if space.rotary < space.d_head else None
     if rotary and plain:

@@ -93,9 +93,12 @@ def _space(name: str, entry: Mapping[str, Any]) -> Space | HeadSpace:
     members = {"members": tuple(entry["members"])} if "members" in entry else {}
     space = HeadSpace(**entry) if "n_heads" in entry else Space(**{**entry, **members})
     if isinstance(space, Space):
-        sound = _counts(space.size) and space.kind in get_args(Kind)
+        sound = _counts(space.size, space.groups + 1) and space.kind in get_args(Kind)
+        sound = sound and (not space.groups or space.size % space.groups == 0)
     else:
-        sound = _counts(space.n_heads, space.n_kv_heads, space.d_head, space.rotary + 1) and (
+        sizes = (space.n_heads, space.n_kv_heads, space.d_head, space.rotary + 1, space.d_value + 1)
+        sound = _counts(*sizes) and (not space.shared_rotary or 0 < space.rotary < space.d_head)
+        sound = sound and (
             space.n_heads % space.n_kv_heads == 0 and space.rotary % 2 == 0 and space.rotary <= space.d_head
         )
     if not sound or space.name != name:
@@ -141,7 +144,8 @@ def _check_parts(path: Path, name: str, space: Space | HeadSpace, pieces: Mappin
     """Each part has as many axes as its kind, square matrices, one factor per kv head, and is well conditioned."""
     for part, tensor in pieces.items():
         head, _, leaf = part.rpartition(".")
-        batch = (space.n_kv_heads,) if head and isinstance(space, HeadSpace) else ()
+        count = space.n_kv_heads if isinstance(space, HeadSpace) and head != "shared" else 1
+        batch = (count,) if head and isinstance(space, HeadSpace) else ()
         square = leaf != "matrix" or tensor.shape[-1:] == tensor.shape[-2:-1]
         ranked = tensor.dim() == _RANKS.get(leaf, -1) + len(batch) and tensor.shape[: len(batch)] == batch
         if not (ranked and square and tensor.numel()):

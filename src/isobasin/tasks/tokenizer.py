@@ -48,6 +48,10 @@ class ByteTokenizer:
         ids = int64(np.frombuffer(text.encode(), np.uint8).astype(np.int64))
         return ids, ids.new_ones(len(ids))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these tokens."""
+        return bytes(i for i in ids if i < N_BYTES).decode("utf-8", "replace")
+
     def frame(self, text: str) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text: none."""
         return [], []
@@ -68,6 +72,10 @@ class ModelTokenizer:
     @property
     def n_ordinary(self) -> int:
         return len(self.tokenizer)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones by their names."""
+        return str(self.tokenizer.decode(list(ids)))
 
     @property
     def mask_id(self) -> int | None:

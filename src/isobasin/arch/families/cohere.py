@@ -6,16 +6,13 @@ from typing import Any
 from isobasin.arch.architecture import Architecture
 from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, PARALLEL_FEED_FORWARD, gated_decoder
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, BiasFlag, Family
-from isobasin.errors import ArchitectureError
+from isobasin.arch.family import CAUSAL, HEAD_NORM_SIGNS, LAST_TOKEN, BiasFlag, Family
 
 
 def cohere(config: Mapping[str, Any]) -> Architecture:
-    if Fields(config).flag("use_qk_norm", False):
-        raise ArchitectureError(
-            "config.json: use_qk_norm is true; Cohere with norms on queries and keys is not supported"
-        )
-    return _cohere(config, without_positions=())
+    """Queries and keys of each head may pass a LayerNorm (`use_qk_norm`)."""
+    normed = Fields(config).flag("use_qk_norm", False)
+    return _cohere(config, without_positions=(), layer_norm=("q_norm.weight", "k_norm.weight") if normed else None)
 
 
 def cohere2(config: Mapping[str, Any]) -> Architecture:
@@ -24,7 +21,9 @@ def cohere2(config: Mapping[str, Any]) -> Architecture:
     return _cohere(config, without_positions=[i for i, kind in enumerate(types) if kind != "sliding_attention"])
 
 
-def _cohere(config: Mapping[str, Any], without_positions: list[int] | tuple[()]) -> Architecture:
+def _cohere(
+    config: Mapping[str, Any], without_positions: list[int] | tuple[()], layer_norm: tuple[str, str] | None = None
+) -> Architecture:
     return gated_decoder(
         config,
         ATTENTION | PARALLEL_FEED_FORWARD,
@@ -33,6 +32,7 @@ def _cohere(config: Mapping[str, Any], without_positions: list[int] | tuple[()])
         tied_default=True,
         rope_theta=500000.0 if config.get("model_type") == "cohere" else 10000.0,
         without_positions=without_positions,
+        layer_norm=layer_norm,
         norms={"a{i}": "layer(resid, model.layers.{i}.input_layernorm)"},
     )
 
@@ -65,6 +65,7 @@ FAMILIES = (
         rare_settings=CAUSAL,
         head_settings=LAST_TOKEN,
         bias_flags=_BIAS_FLAGS,
+        unused=(HEAD_NORM_SIGNS,),
         example=(
             "Command R",
             {"hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 40}

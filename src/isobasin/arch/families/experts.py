@@ -5,6 +5,7 @@ Each expert has units of its own; the experts of a layer can be permuted togethe
 
 from collections import ChainMap
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from isobasin.arch.architecture import Architecture, Space
@@ -25,6 +26,8 @@ class ExpertNames(NamedTuple):
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = f"{_MLP}.shared_expert"
+    shared_gate: str = f"{_MLP}.shared_expert_gate"
 
 
 def mixtral(config: Mapping[str, Any]) -> Architecture:
@@ -33,7 +36,7 @@ def mixtral(config: Mapping[str, Any]) -> Architecture:
         "model.layers.{i}.block_sparse_moe.gate", "model.layers.{i}.block_sparse_moe.experts.{e}", "w1", "w3", "w2"
     )
     n, d_ff = c.size("num_local_experts", 8), c.size("intermediate_size")
-    return _with_experts(config, names, n, d_ff, defaults={"num_key_value_heads": 8}, rope_theta=1e6)
+    return with_experts(config, names, n, d_ff, defaults={"num_key_value_heads": 8}, rope_theta=1e6)
 
 
 def qwen2_moe(config: Mapping[str, Any]) -> Architecture:
@@ -41,13 +44,13 @@ def qwen2_moe(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
     shared = c.size("shared_expert_intermediate_size", 5632)
     n, d_ff = c.size("num_experts", 60), c.size("moe_intermediate_size", 1408)
-    return _with_experts(config, ExpertNames(), n, d_ff, shared=shared, defaults={"num_key_value_heads": 16})
+    return with_experts(config, ExpertNames(), n, d_ff, shared=shared, defaults={"num_key_value_heads": 16})
 
 
 def qwen3_moe(config: Mapping[str, Any]) -> Architecture:
     c = Fields(config)
     n, d_ff = c.size("num_local_experts", 128), c.size("moe_intermediate_size", 768)
-    return _with_experts(config, ExpertNames(), n, d_ff, defaults={"num_key_value_heads": 4}, qk_norm=True)
+    return with_experts(config, ExpertNames(), n, d_ff, defaults={"num_key_value_heads": 4}, qk_norm=True)
 
 
 def olmoe(config: Mapping[str, Any]) -> Architecture:
@@ -56,16 +59,30 @@ def olmoe(config: Mapping[str, Any]) -> Architecture:
     if c.has("clip_qkv"):
         raise ArchitectureError("config.json: clip_qkv is set, which changes the symmetries of OLMoE: not supported")
     n, d_ff = c.size("num_experts", 64), c.size("intermediate_size")
-    return _with_experts(config, ExpertNames(), n, d_ff, qk_norm=True, whole_norm=True)
+    return with_experts(config, ExpertNames(), n, d_ff, qk_norm=True, whole_norm=True)
 
 
-def _with_experts(
-    config: Mapping[str, Any], names: ExpertNames, n_experts: int, d_ff: int, *, shared: int = 0, **options: Any
+def with_experts(
+    config: Mapping[str, Any],
+    names: ExpertNames,
+    n_experts: int,
+    d_ff: int,
+    *,
+    shared: int = 0,
+    groups: int = 0,
+    softmax: bool = True,
+    dense: Collection[int] | None = None,
+    attention: Mapping[str, str] = ATTENTION,
+    **options: Any,
 ) -> Architecture:
-    """A decoder whose sparse layers have these experts; `shared` is the size of one that every token takes."""
+    """A decoder whose sparse layers have these experts; `shared` is the size of one that every token takes.
+
+    `groups`: experts are chosen by so many groups of neighbours; `softmax`: the router ends with one; `dense`: the
+    layers without experts.
+    """
     c = Fields(config)
-    n_layers, dense = c.size("num_hidden_layers"), _dense_layers(c)
-    layer, spaces = dict(ATTENTION), []
+    n_layers, dense = c.size("num_hidden_layers"), _dense_layers(c) if dense is None else dense
+    layer, spaces = dict(attention), []
     for i in range(n_layers):
         if i in dense:
             layer |= {name.format(i=i): text.format(i=i) for name, text in FEED_FORWARD.items()}
@@ -73,16 +90,17 @@ def _with_experts(
             continue
         layer[names.router.format(i=i)] = f"experts{i} m{i}*"
         members = tuple(f"ff{i}_{e}" for e in range(n_experts))
-        spaces.append(Space(f"experts{i}", n_experts, "permutation", members=members, layer=i, label="router"))
+        order = Space(f"experts{i}", n_experts, "permutation", members=members, layer=i, label="router")
+        spaces.append(replace(order, groups=groups))
         for e in range(n_experts):
             layer |= _unit_modules(names.expert.format(i=i, e=e), f"ff{i}_{e}", i, names)
             spaces.append(Space(f"ff{i}_{e}", d_ff, "scaled", layer=i, label="expert"))
         if shared:
-            place = _MLP.format(i=i)
-            layer |= _unit_modules(f"{place}.shared_expert", f"shared{i}", i, names)
-            layer[f"{place}.shared_expert_gate"] = f".1 m{i}*"
+            layer |= _unit_modules(names.shared.format(i=i), f"shared{i}", i, names)
+            if names.shared_gate:
+                layer[names.shared_gate.format(i=i)] = f".1 m{i}*"
             spaces.append(Space(f"shared{i}", shared, "scaled", layer=i, label="shared expert"))
-    routers = tuple(f"{names.router.format(i=i)}.weight" for i in range(n_layers) if i not in dense)
+    routers = tuple(f"{names.router.format(i=i)}.weight" for i in range(n_layers) if i not in dense and softmax)
     return gated_decoder(config, layer, units_spaces=spaces, routers=routers, **options)
 
 

@@ -40,6 +40,7 @@ def gated_decoder(
     rounded: bool = True,
     head_dim: bool = True,
     interleaved: bool = False,
+    permutable: bool = True,
     tied_default: bool = False,
     plus_one: bool = False,
     plain: bool = False,
@@ -49,33 +50,40 @@ def gated_decoder(
     norms_behind: bool = False,
     qk_norm: bool = False,
     whole_norm: bool = False,
+    layer_norm: tuple[str, str] | None = None,
     rotary: Mapping[str, Any] | None = None,
     units_spaces: Sequence[Space] | None = None,
     routers: tuple[str, ...] = (),
     sinks: str = "",
     stacks: Mapping[str, Stack] | None = None,
+    heads: HeadSpace | None = None,
+    latents: Sequence[Space] = (),
+    tensors: Mapping[str, str] | None = None,
 ) -> Architecture:
     """A decoder of this kind whose layers have these modules. Biases may be beside any of them.
 
     Llama, Mistral and Qwen2 rotate whole heads: transformers ignores a `partial_rotary_factor` in their configs. Others
-    have a default for it, `partial_rotary` (`rounded`, `head_dim`, `interleaved`: see `Fields.rotary_columns` and
-    `HeadSpace`).
+    have a default for it, `partial_rotary` (`rounded`, `head_dim`, `interleaved`, `permutable`: see
+    `Fields.rotary_columns` and `HeadSpace`).
     `defaults` are sizes that transformers takes where a config has none. `without_positions` are layers whose heads do
     not rotate at all; `plus_one`: gains are stored less 1; `plain`: norms have no parameters. `norms` are those of a
     layer where they are not Llama's; `norms_behind`: some of them stand behind a sublayer, and no weight reads them, so
-    that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys. `rotary` is what
-    a config says of rotary positions, where it says it in another way. `units_spaces` are the spaces of units where
-    layers have experts, `routers` the weights that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what
-    files hold in one tensor.
+    that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys; `layer_norm`:
+    LayerNorms of each head there, whose gains are called so. `rotary` is what a config says of rotary positions, where
+    it says it in another way. `units_spaces` are the spaces of units where layers have experts, `routers` the weights
+    that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what files hold in one tensor; `heads`: the
+    heads where they are of another kind, and `latents` the streams inside their layers; `tensors`: further ones, which
+    are no weights of modules.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
     usual = {"num_key_value_heads": n_heads} | dict(defaults or {})
-    d_head = (
-        c.size("head_dim", usual["head_dim"])
-        if "head_dim" in usual
-        else c.d_head(n_heads, d, key="head_dim" if head_dim else None)
-    )
+    if heads is not None:
+        d_head = heads.d_head
+    elif "head_dim" in usual:
+        d_head = c.size("head_dim", usual["head_dim"])
+    else:
+        d_head = c.d_head(n_heads, d, key="head_dim" if head_dim else None)
     n_kv_heads, d_ff = c.size("num_key_value_heads", usual["num_key_value_heads"]), c.size("intermediate_size")
     sizes = Sizes(c.size("num_hidden_layers"), n_heads, n_kv_heads, d, d_head, d_ff)
     columns = d_head
@@ -83,11 +91,13 @@ def gated_decoder(
         columns = c.rotary_columns(d_head, "partial_rotary_factor", partial_rotary, rounded=rounded, head_dim=head_dim)
     head = decoder_head(c, "model.embed_tokens.weight", tied_default=tied_default, token_head="score")
     word = ", plus_one" if plus_one else ", plain" if plain else ""
-    heads = HeadSpace("heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one)
-    heads = replace(heads, whole_norm=whole_norm, sinks=sinks)
-    if qk_norm:
-        layer_names = "model.layers.{i}.self_attn"
-        heads = replace(heads, q_gain=f"{layer_names}.q_norm.weight", k_gain=f"{layer_names}.k_norm.weight")
+    usual_heads = HeadSpace(
+        "heads", n_heads, n_kv_heads, d_head, columns, interleaved, qk_norm=qk_norm, plus_one=plus_one
+    )
+    heads = heads or replace(usual_heads, whole_norm=whole_norm, permutable=permutable, sinks=sinks)
+    if qk_norm or layer_norm:
+        q, k = (f"model.layers.{{i}}.self_attn.{name}" for name in layer_norm or ("q_norm.weight", "k_norm.weight"))
+        heads = replace(heads, qk_norm=True, layer_norm=layer_norm is not None, q_gain=q, k_gain=k)
     usual_norms = {
         "a{i}": f"{norm}(resid, model.layers.{{i}}.input_layernorm{word})",
         "m{i}": f"{norm}(resid, model.layers.{{i}}.post_attention_layernorm{word})",
@@ -103,6 +113,7 @@ def gated_decoder(
                 stream_kind(norm, tied=(head.tied and not plain) or norms_behind, bare=head.bare),
                 stream=True,
             ),
+            *latents,
             *(units_spaces or [Space("ff{i}", d_ff, units)]),
         ],
         heads=[replace(heads, rotary=0) if i in without_positions else heads for i in range(sizes.n_layers)]
@@ -110,7 +121,7 @@ def gated_decoder(
         else heads,
         norms=dict(norms or usual_norms) | {"f": f"{norm}(resid, model.norm{head.exposed}{word})"},
         modules=dict(layer) | head.modules,
-        tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"},
+        tensors=head.tensors | {"model.layers.{i}.self_attn.rotary_emb.inv_freq": "-"} | dict(tensors or {}),
         aliases=head.aliases,
         rotary=c.rotary(default=rope_theta) if rotary is None else rotary,
         routers=routers,

@@ -6,8 +6,7 @@ from typing import Any
 from isobasin.arch.architecture import Architecture, units_kind
 from isobasin.arch.config import Fields
 from isobasin.arch.families.llama import ATTENTION, BASE_NAMES, FEED_FORWARD, PARALLEL_FEED_FORWARD, gated_decoder
-from isobasin.arch.family import CAUSAL, LAST_TOKEN, VALUE_CONSTANTS, BiasFlag, Family
-from isobasin.errors import ArchitectureError
+from isobasin.arch.family import CAUSAL, HEAD_NORM_SIGNS, LAST_TOKEN, VALUE_CONSTANTS, BiasFlag, Family
 
 _PLAIN_FEED_FORWARD = {
     "model.layers.{i}.mlp.up_proj": "ff{i} m{i}*",
@@ -16,12 +15,10 @@ _PLAIN_FEED_FORWARD = {
 
 
 def stablelm(config: Mapping[str, Any]) -> Architecture:
-    """Both sublayers may read one norm (`use_parallel_residual`)."""
+    """Both sublayers may read one norm (`use_parallel_residual`). Queries and keys of each head may pass a LayerNorm
+    (`qk_layernorm`), whose gains are one tensor for each head; the order of such heads is not used."""
     c = Fields(config)
-    if c.flag("qk_layernorm", False):
-        raise ArchitectureError(
-            "config.json: qk_layernorm is true; StableLM with norms on queries and keys is not supported"
-        )
+    normed = c.flag("qk_layernorm", False)
     parallel = c.flag("use_parallel_residual", False)
     return gated_decoder(
         config,
@@ -31,6 +28,8 @@ def stablelm(config: Mapping[str, Any]) -> Architecture:
         partial_rotary=0.25,
         rounded=False,
         head_dim=False,
+        permutable=not normed,
+        layer_norm=tuple(f"{side}_layernorm.norms.{{h}}.weight" for side in "qk") if normed else None,  # type: ignore[arg-type]
         norms={"a{i}": "layer(resid, model.layers.{i}.input_layernorm)"} if parallel else None,
     )
 
@@ -62,7 +61,7 @@ FAMILIES = (
             BiasFlag("use_qkv_bias", False, r"\bself_attn\.[qkv]_proj\.bias$"),
             BiasFlag("", False, r"\b(self_attn\.o_proj|mlp\.\w+)\.bias$"),
         ),
-        unused=(VALUE_CONSTANTS,),
+        unused=(VALUE_CONSTANTS, HEAD_NORM_SIGNS, "the order of heads with norms of their own (qk_layernorm)"),
         example=(
             "StableLM 3B",
             {"hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 32}
