@@ -35,6 +35,7 @@ from isobasin.arch.families import (
     phi,
     phi3,
     qwen2,
+    siglip,
     stablelm,
     starcoder2,
     t5,
@@ -46,7 +47,8 @@ from isobasin.errors import ArchitectureError
 
 _FILES = (
     *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, gpt_oss, deepseek),
-    *(cohere, stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders),
+    *(cohere, stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, siglip),
+    *(other_decoders,),
     *(multimodal, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
@@ -78,7 +80,7 @@ REFUSED: dict[str, str] = {
         "encoder-decoder models are not implemented",
     ),
     "gemma4": "norms on queries and keys are not implemented",
-    **dict.fromkeys(("siglip", "siglip2"), "models with two towers are not implemented"),
+    "siglip2": "images of any size in one batch are not implemented",
     **dict.fromkeys(
         ("llava_next", "qwen3_vl", "paligemma", "mllama", "idefics3", "mistral3"),
         "this multimodal model is not implemented; a folder with the language model alone may be",

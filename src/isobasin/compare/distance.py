@@ -499,7 +499,8 @@ def _distance(
     if trunk is not None:
         pairs = [pair for pair in pairs if trunk.shared & set(a.arch.blocks[pair[0]])]
     streams, by_all_blocks = stream_maps(one, two, pairs)
-    found = block_distances(one, two, [*((name, name) for name in streams), *pairs], streams)
+    ends = [(name, name) for name in streams if one.blocks[name]]  # some streams have no embeddings or head
+    found = block_distances(one, two, [*ends, *pairs], streams)
 
     def report(done: int) -> None:
         if watch:
@@ -508,7 +509,7 @@ def _distance(
     report(0)
     rotated = RotatedModel(two, seed)
     models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
-    null = _null_similarities(one, models, pairs, by_all_blocks, report)
+    null = _null_similarities(one, models, ends, pairs, by_all_blocks, report)
     return replace(_result(a, b, found, null, matrix, seed), left_out=trunk.left_out if trunk else LeftOut())
 
 
@@ -657,6 +658,7 @@ def _shuffles(stream: Space) -> Group:
 def _null_similarities(
     a: BlockModel,
     models: Sequence[BlockModel],
+    ends: Spaces,
     pairs: Spaces,
     by_all_blocks: frozenset[str],
     report: Callable[[int], None],
@@ -674,7 +676,7 @@ def _null_similarities(
         for model in models
     ]
     rows: list[list[float]] = [[] for _ in models]
-    for x, y in [*((name, name) for name in spaces), *pairs]:
+    for x, y in [*ends, *pairs]:
         for k, model in enumerate(models):
             here = maps[k]
             if x in spaces and spaces[x].kind != "fixed" and x not in by_all_blocks:

@@ -293,6 +293,9 @@ class _Sketch:
         found, heights, holding = [], [], holding_constants(model.arch)
         constants: dict[str, Tensor] = {}
         every = [*stream_rows(model, stream, [stream]), *_images(model, stream, others)]
+        if not every:  # of a stream that has neither embeddings nor a head, and does not move
+            plain = fixed_numbers(f"sketch {stream}", 2 * EACH, model.arch.streams[stream].size)
+            return _Sketch(plain[:EACH], plain[EACH:], 1.0, 0.0, {})
         for name, rows in every:
             if name in holding and len(model.arch.spaces_of(name)) == 1:
                 constants[name] = rows.sum(1)
