@@ -140,7 +140,8 @@ class Verdict(Shown):
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin equal`."""
         largest = self.largest_residual
-        first = None if self.evidence.fits else self.evidence.first
+        first = next((r for r in self.evidence.residuals if r.excess > 1), None)
+        place = None if self.evidence.fits else self.evidence.first
         return {
             "verdict": self.answer,
             "reason": self.reason,
@@ -163,6 +164,7 @@ class Verdict(Shown):
                 "witness": self.witness.to_dict() if self.witness else None,
                 "parts_at": largest.to_dict() if largest else None,
                 "parts_first_at": first.to_dict() if first else None,
+                "first_place": place.to_dict() if place else None,
                 "conditions": [c.to_dict() for c in self.conditions],
                 "near": self.sufficient_precision,
             },
