@@ -56,19 +56,24 @@ VERIFY = ("auto", "layer", "model", "none")
 def align_command(
     *,
     b: Annotated[str, typer.Argument(metavar="B", help="The model that moves.")],
-    to: Annotated[str, typer.Option("--to", metavar="A", help="The reference; it is only read.")],
+    to: Annotated[str, typer.Option("--to", metavar="A", help="The reference.")],
     save: SaveOptions,
     match: MatchOptions,
     data: MatchData = None,
     verify: Annotated[
         str,
-        typer.Option(help="auto (every layer, and the model where transformers can run it), layer, model or none."),
+        typer.Option(metavar="NAME", help="Compare outputs: auto, layer, model, none.", rich_help_panel="Output"),
     ] = "auto",
-    save_transform: Annotated[Path | None, typer.Option(help="Also save the transform that was found.")] = None,
+    save_transform: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the transform too.", rich_help_panel="Output")
+    ] = None,
     untie: Annotated[
-        bool, typer.Option("--untie", help="Store a tied head as a tensor of its own: a larger group.")
+        bool, typer.Option("--untie", help="Store a tied head as a tensor of its own.", rich_help_panel="Alignment")
     ] = False,
-    workers: Annotated[int, typer.Option(max=1024, help="Processes that share the layers.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(max=1024, metavar="N", help="Processes that share layers.", rich_help_panel="Alignment"),
+    ] = 1,
     learn: LearnOptions,
     reading: DataOptions,
     seed: Seed = 0,

@@ -43,11 +43,13 @@ def distance_command(
     *,
     a: Annotated[str, typer.Argument(metavar="A", help="The reference.")],
     b: Annotated[str, typer.Argument(metavar="B", help="A model of the same shape, or of another depth.")],
-    plot: Annotated[Path | None, typer.Option(help="Also plot the layer-to-layer matrix: .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot the layer-to-layer matrix: .png, .svg, .pdf.")
+    ] = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="The layer-to-layer matrix, also for models of one depth.")
     ] = False,
-    null_samples: Annotated[int, typer.Option(max=10_000, help="Unrelated models to sample for comparison.")] = 8,
+    null_samples: Annotated[int, typer.Option(max=10_000, metavar="N", help="Unrelated models to sample.")] = 8,
     seed: Seed = 0,
     device: DeviceOptions,
     show: PrintOptions,
@@ -58,6 +60,7 @@ def distance_command(
 
     models = load(a), load(b)
     with measured_cost() as cost, progress(quiet=show.silent) as on_progress:
+        on_progress("comparing", 0, 1 + null_samples)  # the number of blocks is known once the first are compared
         found = distance(
             *models,
             layers=layers or plot is not None,
@@ -103,7 +106,9 @@ def fingerprint_command(
     model: Model,
     compare: Annotated[
         str | None,
-        typer.Option(help="A fingerprint, a file with one, or another model. Exit 1 if they differ, 3 if undecided."),
+        typer.Option(
+            metavar="X", help="A fingerprint, a file with one, or a model. Exit 1: they differ, 3: undecided."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
