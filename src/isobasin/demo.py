@@ -207,8 +207,9 @@ def _train_pair(config: DemoConfig, out: Path, seed: int, on_progress: OnProgres
             with lock:
                 on_progress(f"training {name}", done, of)
 
-        model, options = Transformer(config.model, seed=seed), {"seed": seed, "augment": shifted(by=1), "watch": watch}
-        _save(train_model(model, images, classes, config.training, **options).model, out / name)
+        fresh = Transformer(config.model, seed=seed)
+        found = train_model(fresh, images, classes, config.training, seed=seed, augment=shifted(by=1), watch=watch)
+        _save(found.model, out / name)
 
     with ThreadPoolExecutor(2) as pool:
         try:

@@ -72,7 +72,11 @@ class Command(TyperCommand):
         for param in self.get_params(ctx):
             if getattr(param, "hidden", False):
                 continue
-            group = "Arguments" if param.param_type_name == "argument" else param.rich_help_panel or GENERAL
+            group = (
+                "Arguments"
+                if param.param_type_name == "argument"
+                else getattr(param, "rich_help_panel", None) or GENERAL
+            )
             groups[group].append(_row(param))
         if self.reads_models:
             groups["General"][:0] = OF_MODELS

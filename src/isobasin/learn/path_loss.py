@@ -54,7 +54,7 @@ def current_group(device: torch.device) -> ProcessGroup:
     try:
         accelerate = import_module("accelerate")
     except ImportError as error:
-        raise IsobasinError("several processes need the package accelerate: pip install accelerate") from error
+        raise IsobasinError("several processes need the package accelerate: pip install 'isobasin[learn]'") from error
     found = accelerate.Accelerator(cpu=device.type == "cpu")
     return ProcessGroup(found.process_index, found.num_processes, found)
 
