@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import yaml
 
@@ -42,7 +42,7 @@ class ParentCard:
         return [word for word in (value if isinstance(value, list) else [value]) if _is_word(word)]
 
 
-def _is_word(value: object) -> bool:
+def _is_word(value: object) -> TypeGuard[str]:
     """Whether this is a text on one line; others could end the front matter."""
     return isinstance(value, str) and value.isprintable()
 
