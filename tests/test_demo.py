@@ -63,7 +63,6 @@ def test_the_models_are_what_their_names_say(made: Made) -> None:
     for name in ("B_aligned", "B_learned"):
         torch.testing.assert_close(models[name](images), models["B"](images), rtol=1e-4, atol=1e-5)
         assert not torch.equal(weights[name]["head.weight"], weights["B"]["head.weight"])
-    assert not torch.equal(weights["B_aligned"]["head.weight"], weights["B_learned"]["head.weight"])
     for name, merged in weights["merged"].items():
         torch.testing.assert_close(merged, (weights["A"][name] + weights["B_learned"][name]) / 2)
 

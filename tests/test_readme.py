@@ -72,7 +72,7 @@ def console() -> list[tuple[str, str]]:
 
 def shown_as(expected: str, printed: str) -> bool:
     """Whether this was printed; `…` stands for anything on a line, and alone on a line for more lines."""
-    pattern = re.escape(expected.rstrip()).replace("\n…", "(\n.*)*").replace("…", "[^\n]*")
+    pattern = re.escape(expected.rstrip()).replace("\\\n…", r"(\n.*)*").replace("…", r"[^\n]*")
     return re.fullmatch(pattern, printed.rstrip()) is not None
 
 
