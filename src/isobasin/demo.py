@@ -172,6 +172,7 @@ def _measured(
         on_step=lambda done, of, barrier: on_progress("learning", done, of),
     )
     learned = align(b, to=a, matcher=matcher)
+    on_progress("learning", config.steps, config.steps)  # it stops where there is no barrier left
     curve = evaluate_path(
         a, learned.transform.apply(b), task, n_points=config.n_points, watch=partial(on_progress, "learned path")
     )

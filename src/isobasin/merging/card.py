@@ -108,8 +108,8 @@ Configuration:
 
 def _bases(name: str, parent: ParentCard) -> list[str]:
     """The hub refuses a card whose base_model is no repository, so folders are named in the table only."""
-    own = parent.hub_id or name
-    if _HUB_ID.fullmatch(own) and not Path(own).exists():
+    own = parent.hub_id or name.partition("+")[0].partition("@")[0]  # without adapter and revision
+    if _HUB_ID.fullmatch(own) and (parent.hub_id or not Path(own).exists()):
         return [own]
     return [word for word in parent.words("base_model") if _HUB_ID.fullmatch(word)]
 
