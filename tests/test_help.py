@@ -17,7 +17,7 @@ from isobasin.cli.help import EXAMPLES
 from isobasin.cli.study import study
 
 NAMES = [*COMMANDS, *(f"study {command.name}" for command in study.registered_commands)]
-SCREEN = 48  # lines of 80 columns
+SCREEN = 50  # lines of 80 columns
 ISOBASIN = "from isobasin.cli import main; main()"
 
 

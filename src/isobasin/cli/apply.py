@@ -72,7 +72,7 @@ def apply_command(
     model: Model,
     save: SaveOptions,
     adapter: Annotated[
-        str | None, typer.Option(help="Move this LoRA adapter of MODEL instead, and write an adapter.")
+        str | None, typer.Option(metavar="FOLDER", help="Move this LoRA adapter of MODEL, and write it.")
     ] = None,
     verify: Verify = "auto",
     device: DeviceOptions,
