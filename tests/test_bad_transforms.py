@@ -154,6 +154,7 @@ BAD: Mapping[str, tuple[Break, str]] = {
     "condition-of-scales": (part("element/ff1/scale", scaled(1e-7)), r"/t: element ff1: scales from .* badly cond"),
     "zero-scale": (part("element/ff1/scale", scaled(0.0)), r"/t: element ff1: scales from 0.0e\+00 to .* badly cond"),
     "twice": (part("element/ff0/index", lambda index: index * 0), r"/t: element ff0: not in .*S40"),
+    "fractions": (part("element/ff0/index", lambda index: index + 0.4), r"/t: element ff0: part 'index' holds float32"),
     "no-part": (part("element/heads0/kv", removed), r"/t: element heads0 is incomplete \('kv'\); make the transform"),
     "no-value": (part("gauge/norm:f/after", removed), r"/t: 'gauge/norm:f/after' is missing; make the transform"),
     "too-few-heads": (part("element/heads0/vo.matrix", lambda m: m[:1]), r"element heads0: part 'vo.matrix' has shape"),

@@ -155,11 +155,14 @@ def _read_fingerprint(text: str) -> "tuple[Fingerprint, tuple[float, ...]]":
         weights = load(text)
         return fingerprint(weights), entry_errors(weights)
     try:
-        words = path.read_text(encoding="utf-8").split()
+        words = path.read_text(encoding="utf-8-sig").split()  # some editors put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise IsobasinError(f"--compare {text}: can not be read as text; expected a file with a fingerprint") from error
     if not words:
         raise IsobasinError(f"--compare {text}: the file is empty; expected a fingerprint in it")
+    found = {word for word in words[1:] if word.split(".")[0] in VERSIONS} - {words[0]}
+    if found:
+        raise IsobasinError(f"--compare {text}: {1 + len(found)} different fingerprints in one file; expected one")
     return Fingerprint.read(words[0]), ()
 
 

@@ -33,7 +33,7 @@ from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.normal_form import NormalForm, block_tensors
 from isobasin.symmetries.transform import Transform
-from isobasin.weights import ModelSource, Weights, load
+from isobasin.weights import ModelSource, Weights, load, read_part
 
 NULL_SAMPLES = 8
 # Distances of copies, measured: 0.4 (0.6 if both are rounded) of the relative rounding of their types, and 2e-8 without
@@ -482,6 +482,7 @@ def _distance(
     device: torch.device | None,
     watch: Callable[[int, int], None] | None,
 ) -> DistanceResult:
+    a, b = read_part(a), read_part(b)
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     trunk = trunk_pair(a, b, largest_group=True) if same_depth else None
     if trunk is None:

@@ -49,7 +49,7 @@ from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64
-from isobasin.weights import ModelSource, Weights, is_tied, load, untied
+from isobasin.weights import ModelSource, Weights, is_tied, load, read_part, untied
 
 # Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
 # 0 between copies, about 1 between unrelated models.
@@ -204,6 +204,7 @@ def _equivalent(
 ) -> Verdict:
     if precision != "stored":
         dtype_named(precision)
+    whole, (a, b) = (a, b), (read_part(a), read_part(b))
     trunk = _trunk(a, b)
     if trunk is not None and not trunk.heads:
         found = _equivalent(trunk.a, trunk.b, precision, seed, device, report)
@@ -211,7 +212,7 @@ def _equivalent(
     if trunk is None:
         _check_same_task(a, b)
     measure = partial(residuals, precision=precision, seed=seed, device=device)
-    outputs = OutputComparison(a, b, precision, seed)
+    outputs = OutputComparison(*whole, precision, seed)
     if trunk is not None and trunk.hidden is not None:
         width = 0 if stream_of(trunk.b).kind == "fixed" else stream_of(trunk.b).size
         outputs = OutputComparison(*trunk.hidden, precision, seed, products_of=width)

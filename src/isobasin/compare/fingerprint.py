@@ -34,7 +34,7 @@ from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, norm_gains, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.views import Tensors, View
-from isobasin.weights import ModelSource, Weights, load
+from isobasin.weights import ModelSource, Weights, load, read_part
 
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
@@ -179,6 +179,7 @@ def fingerprint(model: ModelSource) -> Fingerprint:
 
 def invariants(weights: Weights) -> Tensor:
     """The entries before rounding."""
+    weights = read_part(weights)
     model = NormalForm.for_comparison(weights)
     sketches = _sketches(model)
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES, EVEN)}
@@ -262,7 +263,7 @@ def _level_and_slope(kind: str, values: Sequence[Tensor]) -> Tensor:
 
 def _digest(weights: Weights) -> str:
     """Eight hexadecimal digits of everything that must agree before entries can be compared."""
-    arch = weights.arch
+    arch = weights.arch.read_part
     shapes = {name: arch.shapes[name] for name, pattern in arch.tensors.items() if not pattern.buffer}
     settings = {key: weights.settings[key] for key in weights.family.settings}
     rotary = dict(arch.rotary) if any(heads.rotary for heads in arch.heads()) else {}
