@@ -267,7 +267,9 @@ def _digest(weights: Weights) -> str:
     shapes = {name: arch.shapes[name] for name, pattern in arch.tensors.items() if not pattern.buffer}
     settings = {key: weights.settings[key] for key in weights.family.settings}
     rotary = dict(arch.rotary) if any(heads.rotary for heads in arch.heads()) else {}
-    unusual = weights.family.unusual_settings(weights.config) | unknown_settings(weights)
+    unusual = weights.family.unusual_settings(weights.config)
+    # A key of a multimodal model may be called as one of its language model.
+    unusual |= {f"config: {k}" if k in unusual else k: value for k, value in unknown_settings(weights).items()}
     content = [arch.family, vars(arch.sizes), shapes, settings, rotary, *([unusual] if unusual else [])]
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -151,10 +151,10 @@ FAMILIES = (
         "BioGptForCausalLM",
         ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification"),
         prefix="biogpt.",
-        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "scale_embedding": True},
+        settings={"hidden_act": "gelu", "scale_embedding": True},
         rare_settings=CAUSAL,
         head_settings={"ForSequenceClassification": {"pad_token_id": 1}},
-        ignored=("activation_dropout", "layerdrop"),
+        ignored=("activation_dropout", "layerdrop", "layer_norm_eps"),
         example=(
             "BioGPT",
             {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24}
