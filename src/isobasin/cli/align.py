@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from isobasin.alignment.align import Matcher
     from isobasin.alignment.result import Alignment
     from isobasin.learn.matching import LearnedMatching
+    from isobasin.learn.path_loss import Objective
     from isobasin.path.pairs import Aligner
     from isobasin.weights import Weights
 
@@ -253,6 +254,7 @@ class AlignSetup:
             init=self.matcher(),
             steps=learning.options.steps,
             lr=learning.options.lr,
+            objective=cast("Objective", learning.options.objective),
             permutations="free" if learning.options.permutations == "free" else "fixed",
             seed=self.seed,
             processes=processes,
@@ -298,6 +300,7 @@ def learning_facts(found: "Alignment | None") -> dict[str, Any]:
     return {
         "held_out_barrier": dict(found.held_out),
         "kept": found.kept,
+        "objective": found.objective,
         "steps": found.held_out_history[-1][0] if found.held_out_history else 0,
         "held_out_history": [list(row) for row in found.held_out_history],
         "learned_from": found.train_source,

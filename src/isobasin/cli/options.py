@@ -132,7 +132,11 @@ class LearnOptions:
     held_out: Annotated[Path | None, typer.Option(metavar="PATH", help="Data that select the result [a tenth].")] = None
     init: Annotated[str, typer.Option(metavar="NAME", help="Start from: weights or activations.")] = "weights"
     steps: Annotated[int, typer.Option(max=10**7, metavar="N", help="Gradient steps.")] = 500
-    lr: Annotated[float, typer.Option(metavar="X", help="Largest learning rate.")] = 3e-3
+    lr: Annotated[float, typer.Option(metavar="X", help="Largest learning rate.")] = 0.01
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="The models' mean prediction (ends), labels, or auto.")
+    ] = "auto"
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Do not read labels of a classifier's data.")] = False
     permutations: Annotated[str, typer.Option(metavar="NAME", help="The matching of units: fixed or free.")] = "fixed"
 
 
@@ -149,11 +153,12 @@ class DataOptions:
     batch_size: Annotated[int | None, typer.Option(max=10**6, metavar="N", help="Samples in a batch.")] = None
     seq_len: Annotated[int | None, typer.Option(max=10**6, metavar="N", help="Tokens in a window of text.")] = None
 
-    def open(self, data: Path, models: "list[Weights]", *, seed: int, split: str) -> "Task":
+    def open(self, data: Path, models: "list[Weights]", *, seed: int, split: str, labelled: bool = True) -> "Task":
         from isobasin.tasks import open_task
 
         options = asdict(self)
-        return open_task(data, models, kind=options.pop("task"), seed=seed, split=split, **options)
+        kind = options.pop("task")
+        return open_task(data, models, kind=kind, seed=seed, split=split, labelled=labelled, **options)
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,7 @@ class LearnSetup:
         return self.data == SELF
 
     def check(self) -> None:
+        from isobasin.learn.path_loss import OBJECTIVES
         from isobasin.learn.trainer import PERMUTATIONS
 
         init, held_out = self.options.init, self.options.held_out
@@ -182,7 +188,10 @@ class LearnSetup:
         if self.from_own_text and init != "weights":
             raise IsobasinError(f"--init {init} needs data, and {self.flag} is self: use --init weights")
         check_choice("--init", init, INITS)
+        check_choice("--objective", self.options.objective, OBJECTIVES)
         check_choice("--permutations", self.options.permutations, PERMUTATIONS)
+        if self.options.unlabelled and self.options.objective == "labels":
+            raise IsobasinError("--unlabelled: --objective labels needs labels; give --objective ends or leave it out")
         if held_out is not None and held_out.resolve() == self.data.resolve():
             raise IsobasinError(
                 f"--held-out {held_out} is {self.flag} itself: what is learned from can not decide; leave it out "
@@ -207,7 +216,8 @@ class LearnSetup:
             )
             task, held_out = text.tasks(models[0], models[1], device)
         else:
-            task = reading.open(self.data, models, seed=seed, split="train")
+            labelled = not self.options.unlabelled
+            task = reading.open(self.data, models, seed=seed, split="train", labelled=labelled)
         if self.options.held_out is not None:
             held_out = reading.open(self.options.held_out, models, seed=seed, split="test")
         return task, held_out
