@@ -54,7 +54,7 @@ class GroupOptimizer(torch.optim.Optimizer):
     def _turn(self, p: Tensor, size: float | Tensor) -> None:
         average = self.state[p]["exp_avg"]
         average.lerp_(p.grad, 1 - MOMENTUM)
-        p.sub_(size * orthogonalized(average))
+        p.sub_(size * orthogonalized(average.lerp(p.grad, 1 - MOMENTUM)))  # this gradient once more, as Nesterov
 
     def _adam(self, moving: list[Tensor], size: float | Tensor) -> None:
         states = [self.state[p] for p in moving]
