@@ -180,7 +180,7 @@ def test_resume_files_keep_their_names_of_the_settings() -> None:
         "permutations": "fixed",
         "autocast": "None",
         "objective": "auto",
-        "turn": 0.05,
+        "turn": 0.04,
     }
 
 

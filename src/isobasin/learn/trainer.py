@@ -64,8 +64,8 @@ class TrainConfig:
     """
 
     steps: int = 500
-    lr: float = 0.02  # peak learning rate of scales, angles and matrices
-    turn: float = 0.05  # largest angle of a rotation's step
+    lr: float = 0.01  # peak learning rate of scales, angles and matrices
+    turn: float = 0.04  # largest angle of a rotation's step
     warmup: float = 0.05  # share of the steps
     lambdas: tuple[float, float] = (0.4, 0.6)  # the best of several ranges on text and on digits
     accumulate: int = 1
