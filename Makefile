@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -34,7 +35,7 @@ campaign: $(INSTALLED)
 	$(BIN)/python tests/campaigns/verdicts.py -o results/reliability/verdicts.json
 	$(BIN)/python tests/campaigns/canonical.py -o results/reliability/canonical.json
 
-demo: $(INSTALLED)
+demo: $(PACKAGE)
 	$(BIN)/isobasin demo -o out/demo --force
 
 lint: $(INSTALLED)
@@ -49,12 +50,17 @@ bench: $(INSTALLED)
 		echo "bench/$$name.py"; $(BIN)/python "bench/$$name.py"; \
 	done
 
-# torch comes first: everything after it then finds the pinned one and looks for no other.
-$(INSTALLED): pyproject.toml constraints.txt
+# What the program needs. torch comes first: everything after it then finds the pinned one and looks for no other.
+$(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is older than 3.11: name a newer one, make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+# What the checks need as well.
+$(INSTALLED): $(PACKAGE)
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 

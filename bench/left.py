@@ -67,9 +67,8 @@ def units(a: ib.Transformer, b: ib.Transformer, moved: ib.Transformer, ids: Tens
 
 
 def row(arguments: argparse.Namespace, width: int, length: int, device: torch.device) -> dict[str, Any]:
-    arguments.steps = length
+    arguments.steps, arguments.width, arguments.layers, arguments.length = length, width, 6, 256
     config, data, recipe = enwik8(arguments.data, arguments)
-    config = replace(config, d_model=width, d_head=width // 8, rotary_dims=width // 8, d_ff=16 * round(width / 6))
     made = [trained(config, data, recipe, seed, device) for seed in (0, 1)]
     models = [model for model, _ in made]
     a, b = (ib.load(m.state_dict(), config.to_dict()) for m in models)
@@ -82,7 +81,9 @@ def row(arguments: argparse.Namespace, width: int, length: int, device: torch.de
         steps=arguments.learn, check_every=arguments.learn // 4,
         autocast=torch.bfloat16 if device.type == "cuda" else None,
     )  # fmt: skip
-    learned = learn(a, b, start_elements, data.train_task, data.held_out, config=train_config, device=device)
+    learned = learn(
+        a, b, start_elements, data.train_task(arguments.learn_batch), data.held_out, config=train_config, device=device
+    )
     learned_s = time.perf_counter() - start
     in_gauge = with_reference_gauge(a, b, symmetry(b.arch), learned.elements, CPU)
     moved = replace(in_gauge, elements=dict(learned.elements)).apply(b)
@@ -108,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What learned matching leaves, against width and training.")
     parser.add_argument("data", type=Path)
     parser.add_argument("--preset", default="llama")
+    parser.add_argument("--positions", default=None)
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 256, 512])
     parser.add_argument("--lengths", type=int, nargs="*", default=[625, 2500])
     parser.add_argument("--learn", type=int, default=1000)

@@ -119,6 +119,8 @@ _CLIP |= {"num_attention_heads": 2, "image_size": 6, "patch_size": 2, "layer_nor
 _CLIP_TEXT = {k: v for k, v in _CLIP.items() if "_size" not in k or k == "intermediate_size"} | {"hidden_size": 16}
 _CLIP_TEXT |= _TEXT | {"model_type": "clip_text_model", "eos_token_id": 5}
 _SIGLIP = _CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False}
+_SIGLIP_TEXT = {k: v for k, v in _CLIP_TEXT.items() if k != "eos_token_id"} | {"model_type": "siglip_text_model"}
+_SIGLIP_IMAGE = _CLIP | {"model_type": "siglip_vision_model", "hidden_size": 16}
 _LLAVA = {"vision_config": _CLIP, "image_token_index": 7}
 _QWEN_TEXT = _RMS | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 1]}}
 _QWEN = {"image_token_id": 7, "video_token_id": 8, "vision_start_token_id": 9, "vision_end_token_id": 10}
@@ -320,6 +322,20 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         _CLIP | {"projection_dim": 7},
         bare=("Model", {}),
         projection=("ModelWithProjection", {}),
+    ),
+    *_variants(
+        "siglip",
+        "Siglip",
+        {"text_config": _SIGLIP_TEXT, "vision_config": _SIGLIP_IMAGE},
+        towers=("Model", {}),
+    ),
+    *_variants("siglip_text_model", "SiglipText", _SIGLIP_TEXT, bare=("Model", {"projection_size": 7})),
+    *_variants(
+        "siglip_vision_model",
+        "SiglipVision",
+        _SIGLIP_IMAGE,
+        bare=("Model", {}),
+        no_head=("Model", {"vision_use_head": False}),
     ),
     *_variants("mt5", "MT5", _T5, gated=(_SEQ, {})),
     *_variants("umt5", "UMT5", _T5, gated=(_SEQ, {}), relu=(_SEQ, {"feed_forward_proj": "relu"})),

@@ -93,7 +93,7 @@ def test_equal_names_the_first_place_where_two_models_part(folder: Path, capsys:
     assert "they part first at layer 0, ff (blocks.0.mlp.up.weight" in text
     assert "and most at layer 1, heads (blocks.1.attn.o.weight" in text
     facts = answered(capsys, "equal", folder / "a", folder / "changed", code=1)
-    assert facts["evidence"]["parts_first_at"]["layer"] == 0
+    assert facts["evidence"]["first_place"]["layer"] == 0
     assert facts["evidence"]["parts_at"]["layer"] == 1
 
 

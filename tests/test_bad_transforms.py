@@ -154,6 +154,7 @@ BAD: Mapping[str, tuple[Break, str]] = {
     "condition-of-scales": (part("element/ff1/scale", scaled(1e-7)), r"/t: element ff1: scales from .* badly cond"),
     "zero-scale": (part("element/ff1/scale", scaled(0.0)), r"/t: element ff1: scales from 0.0e\+00 to .* badly cond"),
     "twice": (part("element/ff0/index", lambda index: index * 0), r"/t: element ff0: not in .*S40"),
+    "fractions": (part("element/ff0/index", lambda index: index + 0.4), r"/t: element ff0: part 'index' holds float32"),
     "no-part": (part("element/heads0/kv", removed), r"/t: element heads0 is incomplete \('kv'\); make the transform"),
     "no-value": (part("gauge/norm:f/after", removed), r"/t: 'gauge/norm:f/after' is missing; make the transform"),
     "too-few-heads": (part("element/heads0/vo.matrix", lambda m: m[:1]), r"element heads0: part 'vo.matrix' has shape"),
@@ -242,7 +243,10 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     "no-output": ("llama", r"Missing option '?(-o|--output)"),
     "no-option": ("llama -o out --scpoe model", r"No such option: --scpoe"),
     "long-name": (f"{'x' * 5000} -o out", r"x+ can not be read \(File name too long\): expected a checkpoint folder"),
-    "transform-there": ("llama -o out --save-transform t", r"t: already there; choose another name or use --force"),
+    "transform-there": (
+        "llama -o out --save-transform t",
+        r"t: already there; choose another name, or use --force to replace it",
+    ),
     "transform-a-folder": ("llama -o out --save-transform letters --force", r"letters: a folder, expected the name of"),
     "transform-nowhere": ("llama -o out --save-transform no/t", r"no: no such folder .*; create it first"),
     "transform-in-input": (
@@ -290,7 +294,9 @@ def test_a_failure_keeps_the_transform_that_was_there(here: Path, capsys: pytest
 
 def test_invert_and_apply_do_not_overwrite(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = everything(here)
-    check_refused(["invert", "t", "-o", "t"], r"t: already there; choose another name or use --force", capsys)
+    check_refused(
+        ["invert", "t", "-o", "t"], r"t: already there; choose another name, or use --force to replace it", capsys
+    )
     check_refused(["invert", "t", "-o", "letters", "--force"], r"letters: a folder, expected", capsys)
     check_refused(["apply", "t", "llama", "-o", "moved"], r"/moved exists and is not empty", capsys)
     assert everything(here) == before

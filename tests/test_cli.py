@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import tiny
+from isobasin import __version__
 from isobasin.arch import FAMILIES, Architecture, parse
 from isobasin.cli import run
 from isobasin.groups import Permutation
@@ -177,7 +178,7 @@ def test_words_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert out.startswith(f"{tmp_path / 'out'}: the same function, weights changed by up to ")
     assert err == ""
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out == "0.1.0\n"
+    assert capsys.readouterr().out == f"{__version__}\n"
     assert run(["families"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
     assert len(lines) == len(FAMILIES)

@@ -85,7 +85,7 @@ def test_places_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     for place, options, message in (
         (tmp_path, {}, "a folder, expected the name of a file to write"),
-        (tmp_path / "taken", {}, "taken: already there; choose another name or use --force"),
+        (tmp_path / "taken", {}, "taken: already there; choose another name, or use --force to replace it"),
         (tmp_path / "no" / "file", {}, "no: no such folder for file; create it first"),
         (tmp_path / "no" / "file", {"what": "the page"}, "no such folder for the page"),
         (tmp_path / "new", {"inputs": (tmp_path,)}, "new: lies inside the input"),

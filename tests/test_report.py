@@ -321,7 +321,7 @@ def test_the_page_is_written_whole_and_only_where_it_may(tmp_path: Path, monkeyp
     out = tmp_path / "report.html"
     assert write_report([document()], out) == out
     first = out.read_bytes()
-    with pytest.raises(IsobasinError, match="already there; choose another name or use --force"):
+    with pytest.raises(IsobasinError, match="already there; choose another name, or use --force to replace it"):
         write_report([document()], out)
     write_report([document(naive=0.5)], out, force=True)
     assert out.read_bytes() != first

@@ -6,7 +6,7 @@ Importing this package imports neither torch nor transformers; each public name 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # What most programs need.
 _PUBLIC = {

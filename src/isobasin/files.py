@@ -383,7 +383,7 @@ def check_output_file(
     if path.exists() and not path.is_file():
         raise error(f"{path}: a device or pipe, expected the name of a file to write")
     if path.exists() and not force:
-        raise error(f"{path}: already there; choose another name or use --force")
+        raise error(f"{path}: already there; choose another name, or use --force to replace it")
     if path.exists() and kind is not None and not _is_of_kind(path, kind):
         raise error(f"{path}: not a {kind} file, so it is not replaced; choose another name, or delete it first")
     if not path.parent.is_dir():

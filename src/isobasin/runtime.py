@@ -206,11 +206,21 @@ def record_reads(
     model = module_of(weights)
     held = places(weights, model)
     for weight, label in wanted.items():
-        module = model.get_submodule(held[weight].rpartition(".")[0])
+        module = module_reading(model, held, weight)
         module.register_forward_pre_hook(lambda _, args, label=label: add(label, args[0]))
     with torch.no_grad():
         for one in inputs:
             run_module(weights, model, one)
+
+
+def module_reading(model: torch.nn.Module, held: Mapping[str, str], weight: str) -> torch.nn.Module:
+    """The module that reads what a weight reads, given the places of weights; an error where it has none of its own."""
+    if weight not in held:
+        raise IsobasinError(
+            f"{weight}: transformers holds it in one parameter with other tensors, expected a module of its own: what "
+            "it reads is not seen; match by weights"
+        )
+    return model.get_submodule(held[weight].rpartition(".")[0])
 
 
 def output_difference(x: Tensor, y: Tensor, scale: Tensor | None = None) -> float:

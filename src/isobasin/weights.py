@@ -522,6 +522,25 @@ def with_adapter(weights: Weights, adapter: Adapter) -> Weights:
     return replace(weights, tensors=tensors, changed=weights.changed | set(changes), exact=False)
 
 
+def read_part(weights: Weights) -> Weights:
+    """The model as its outputs see it, for comparisons: without tensors that its class does not read, and with zeros
+    in rows that no input reaches. It may not run: transformers wants all tensors."""
+    arch, rows = weights.arch.read_part, weights.arch.unread_rows
+    if arch is weights.arch and not any(rows.values()):
+        return weights
+
+    def zeroed(name: str) -> Tensor:
+        tensor = weights[name].clone()
+        tensor[rows[name]] = 0
+        return tensor
+
+    tensors: Tensors = View(weights, {name: lambda _, n=name: zeroed(n) for name in rows if rows[name]})  # type: ignore[misc]
+    names = replace(weights.names, on_disk={n: d for n, d in weights.names.on_disk.items() if n in arch.tensors})
+    dtypes = {name: weights.dtypes[name] for name in arch.tensors}
+    changed = weights.changed | {name for name in rows if rows[name]}
+    return replace(weights, arch=arch, names=names, tensors=tensors, dtypes=dtypes, changed=changed)
+
+
 def is_tied(weights: Weights) -> bool:
     """Whether the head and the embedding are one tensor."""
     return any(weights.arch.tied(name) for name in weights.arch.tensors)

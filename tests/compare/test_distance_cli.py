@@ -117,7 +117,9 @@ def test_fingerprints_compare_with_strings_files_and_models(
     text = capsys.readouterr().out.strip()
     kept = tmp_path / "a.txt"
     kept.write_text(f"{text} the model of last week\n")
-    for target in (text, str(kept), a):
+    marked = tmp_path / "b.txt"
+    marked.write_text(f"{text}\n{text}\n", encoding="utf-8-sig")
+    for target in (text, str(kept), str(marked), a):
         assert run(["fingerprint", copy, "--compare", target]) == 0
         assert "equal: no entry is more than one quantum away" in capsys.readouterr().out
     assert run(["fingerprint", other, "--compare", text, "--json"]) == 1
@@ -126,6 +128,9 @@ def test_fingerprints_compare_with_strings_files_and_models(
     assert facts["largest_step"] > 1
     assert run(["fingerprint", deep, "--compare", text]) == 1
     assert "different shapes" in capsys.readouterr().out
+    kept.write_text(f"{text}\n{facts['fingerprint']}\n")
+    assert run(["fingerprint", copy, "--compare", str(kept)]) == 2
+    assert "2 different fingerprints in one file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

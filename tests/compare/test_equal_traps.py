@@ -415,6 +415,7 @@ def changed_config(name: str, **keys: object) -> tuple[ib.Weights, ib.Weights]:
         ("bart-tied", {"decoder_start_token_id": 7}),
         ("bart-classifier", {"decoder_start_token_id": 7}),
         ("mbart-answers", {"pad_token_id": 9}),
+        ("bart-bare", {"pad_token_id": None}),
         ("bart-tied", {"decoder_attention_heads": 2}),
         ("t5-relu", {"dense_act_fn": "silu"}),
     ],

@@ -76,6 +76,21 @@ def test_settings_of_the_parts_count(name: str) -> None:
             ib.align(b, to=a)
 
 
+def test_a_key_by_which_stored_biases_are_not_loaded_counts() -> None:
+    a = mt.weights("llava-untied")
+    b = ib.load(mt.built("llava-untied").state_dict(), {**a.config, "multimodal_projector_bias": False})
+    assert differing_settings(a, b) == {"multimodal_projector_bias": (True, False)}
+    assert fingerprint(a).digest != fingerprint(b).digest
+    assert ib.equivalent(a, b).answer == "different"
+
+
+def test_a_key_that_is_called_as_one_of_the_language_model_counts() -> None:
+    a = mt.weights("llava-untied")
+    b = ib.load(mt.built("llava-untied").state_dict(), {**a.config, "is_causal": True})
+    assert differing_settings(a, b)
+    assert fingerprint(a).digest != fingerprint(b).digest
+
+
 def test_a_merge_averages_the_other_parts_as_they_are(tmp_path: Path) -> None:
     name = "llava-untied"
     a, b = (ib.load(mt.save(name, tmp_path / str(seed), seed)) for seed in (0, 1))

@@ -42,7 +42,7 @@ def learning(place: Path, kill_at: int, permutations: str) -> dict[str, Any]:
             "tensors": {n: moved[n] for n in moved},
         }
     b = subjects.noisy(subjects.disguised(a))
-    config = subjects.config(permutations="free", lr=2e-4)
+    config = subjects.config(permutations="free", objective="labels", lr=2e-4, turn=1e-3)
     start = subjects.misplaced(a, b, units=8)
     kept = learn(a, b, start, *split_held_out(task), config=config, on_progress=on_progress, resume=resume)
     tensors = {f"{n}.{k}": t for n, g in pack_elements(kept.elements).items() for k, t in g.items()}

@@ -84,7 +84,7 @@ def test_the_evaluator_finds_the_same_in_larger_batches() -> None:
     heights = []
     for device in (CPU, torch.device("cuda")):
         mixture = FlatModel.of(a, device)
-        evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), task, 5)
+        evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), mixture.vector(b), task, 5)
         heights.append(evaluator.barrier_and_mean(mixture.vector(b))[0])
     assert heights[1] == pytest.approx(heights[0], rel=1e-4)
     assert heights[0] > 0.1

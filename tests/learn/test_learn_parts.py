@@ -277,17 +277,19 @@ def test_a_resume_file_names_parameters_by_space_and_factor() -> None:
         "factors.heads0:qk.parts.1.x",
         "factors.heads0:vo.x",
         "factors.ff0.x",
+        "centres.resid",
     ]
     parameters.load_state(state)
     assert [float(t.detach().mean()) for t in parameters.tensors()] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert float(parameters.state()["centres.resid"].mean()) == 7.0
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
-    rates = [TrainConfig(steps=10, lr=1.0, warmup=0.2).rate_at(step) for step in range(10)]
+    rates = [TrainConfig(steps=10, warmup=0.2).rate_at(step) for step in range(10)]
     assert rates[:2] == [0.5, 1.0]
     assert rates[1:] == sorted(rates[1:], reverse=True)
     assert rates[-1] == 0
-    assert TrainConfig(steps=1, lr=1.0).rate_at(0) == 1.0, "a single step is not lost"
+    assert TrainConfig(steps=1).rate_at(0) == 1.0, "a single step is not lost"
 
 
 def test_units_take_their_scales_with_them() -> None:
@@ -326,7 +328,7 @@ def test_the_evaluator_measures_what_a_path_does() -> None:
     a, b = subjects.sharp(0), subjects.sharp(1)
     task = subjects.told(subjects.rows_task(10, seed=1), a)
     mixture = FlatModel.of(a)
-    evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), task, 5)
+    evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), mixture.vector(b), task, 5)
     expected = evaluate_path(a, b, task, n_points=5).barrier.height
     assert evaluator.barrier_and_mean(mixture.vector(b))[0] == pytest.approx(expected, abs=1e-6)
     assert evaluator.barrier_and_mean(mixture.vector(subjects.disguised(a)))[0] != pytest.approx(expected, abs=1e-2)
@@ -339,7 +341,7 @@ def test_data_without_targets_do_not_decide() -> None:
     blank = [Batch({"input_ids": torch.zeros(1, 4, dtype=torch.long)}, torch.full((1, 4), -100))]
     task = Task("lm", "blank", "memory", 1, {}, "blank", lambda: iter(blank))
     with pytest.raises(IsobasinError, match="held-out data hold nothing that is scored"):
-        HeldOutEvaluator(mixture, mixture.buffer.clone(), task, 5)
+        HeldOutEvaluator(mixture, mixture.buffer.clone(), mixture.buffer, task, 5)
 
 
 def test_an_optimizer_that_comes_from_cuda_goes_on_at_the_rate_it_is_told() -> None:
@@ -351,13 +353,15 @@ def test_an_optimizer_that_comes_from_cuda_goes_on_at_the_rate_it_is_told() -> N
     ends = []
     for device in ("cpu", "cuda"):
         parameters = GroupParameters(part)
-        step = Step(LinearPath.between(a, b, part, elements, CPU), parameters, TrainConfig(), SINGLE_PROCESS, None)
-        step([0.5], [batch], 1e-2)
+        step = Step(
+            LinearPath.between(a, b, part, elements, CPU), parameters, TrainConfig(lr=1e-2), SINGLE_PROCESS, None
+        )
+        step([0.5], [batch], 1.0)
         state = step.optimizer.state_dict()
         if device == "cuda":  # as a file holds it: the rate of the last step is a tensor on the CPU
             state["param_groups"] = [g | {"lr": torch.zeros(()), "capturable": True} for g in state["param_groups"]]
         step.load_optimizer(state)
-        step([0.5], [batch], 1e-2)
+        step([0.5], [batch], 1.0)
         ends.append(torch.cat([p.detach().flatten() for p in parameters.tensors()]))
     assert torch.equal(ends[0], ends[1])
     assert float(ends[0].abs().max()) > 0.015, "two steps of Adam"

@@ -47,7 +47,7 @@ def test_what_is_reported_is_the_barrier_of_what_is_given() -> None:
     a = subjects.sharp()
     b = subjects.noisy(subjects.disguised(a))
     task, held_out = (subjects.told(subjects.rows_task(n, seed=n), a) for n in (40, 24))
-    found = ib.align(b, to=a, matcher=subjects.matching(task, lr=1e-3, steps=10, held_out=held_out))
+    found = ib.align(b, to=a, matcher=subjects.matching(task, lr=1e-3, turn=4e-3, steps=10, held_out=held_out))
     measured = evaluate_path(a, found.transform.apply(b), held_out, n_points=5).barrier.height
     assert 0 < measured < found.held_out["start"]
     assert measured == pytest.approx(found.held_out["learned"], abs=1e-5)
@@ -179,6 +179,8 @@ def test_resume_files_keep_their_names_of_the_settings() -> None:
         "check_points": 7,
         "permutations": "fixed",
         "autocast": "None",
+        "objective": "auto",
+        "turn": 0.04,
     }
 
 

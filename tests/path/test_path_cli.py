@@ -171,7 +171,7 @@ def test_wrong_places_and_models_are_one_line(place: Path, capsys: pytest.Captur
     for arguments, message in (
         (words(place, models="a"), "1 models given, expected two or three"),
         ([*words(place, models="a"), str(place / "wide")], "only models of the same architecture"),
-        (words(place, out="taken.json"), "already there; choose another name or use --force"),
+        (words(place, out="taken.json"), "already there; choose another name, or use --force to replace it"),
         (words(place, out="nowhere/path.json"), "no such folder for path.json; create it first"),
         (words(place, out="a/path.json"), "lies inside the input"),
         (words(place, out="b"), "a folder, expected the name of a file"),

@@ -8,7 +8,8 @@ import pytest
 from isobasin.errors import IsobasinError
 from isobasin.files import strict_json
 from isobasin.study import plan
-from isobasin.study.plan import Context, Job, in_order, load_work, run_job
+from isobasin.study.config import MatcherConfig
+from isobasin.study.plan import Context, Job, _matcher_settings, in_order, load_work, run_job
 from isobasin.study.store import Store
 
 
@@ -76,3 +77,13 @@ def test_scratch_outlives_a_failure(tmp_path: Path) -> None:
 
 def test_what_json_has_not_becomes_null() -> None:
     assert strict_json({1: (float("nan"), 2.0), "x": float("inf")}) == {"1": [None, 2.0], "x": None}
+
+
+def test_an_objective_of_labels_leaves_the_settings_as_they_were() -> None:
+    found = {word: _matcher_settings(MatcherConfig(matcher="learned", objective=word)) for word in ("labels", "ends")}
+    assert "objective" not in found["labels"]
+    assert found["ends"] == found["labels"] | {"objective": "ends"}
+    assert _matcher_settings(MatcherConfig(objective="ends")) == _matcher_settings(MatcherConfig())
+    assert MatcherConfig(matcher="learned", objective="ends").label == "learned/ends"
+    with pytest.raises(IsobasinError, match="objective is 'both', expected one of auto, labels, ends"):
+        MatcherConfig.from_table({"matcher": "learned", "objective": "both"})

@@ -4,12 +4,15 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from study_documents import MATCHERS, Written, full_study
 
+from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.report.study_page import file_names, render, write_figures, write_study_report
 from isobasin.report.svg import Series, panel, ticks, value_range
@@ -320,3 +323,24 @@ def test_hostile_words_stay_words(tmp_path: Path) -> None:
     study = one_cell(tmp_path, dataset=name, status="failed", why=name)
     assert name not in render(study)
     assert MATCHERS["weights"] == 0.1, "the documents are shared, and nobody may have changed them"
+
+
+def test_the_command_shows_progress_by_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a terminal would show is recorded instead."""
+    told: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def recorded(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+        yield lambda *step: None if quiet else told.append(step)
+
+    monkeypatch.setattr("isobasin.cli.study.progress", recorded)
+    monkeypatch.setattr("isobasin.report.figures.save_figure", lambda paths, *_, **__: list(paths))
+    study = full_study(tmp_path / "study")
+    assert run(["study", "report", str(study)]) == 0
+    assert [step[0] for step in told] == ["drawing figures"] * len(told)
+    assert [step[1] for step in told] == list(range(1, len(told) + 1))
+    assert {step[2] for step in told} == {len(told)}
+    assert len(told) > 3
+    told.clear()
+    assert run(["study", "report", str(study), "--json"]) == 0
+    assert told == []

@@ -75,7 +75,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(IsobasinError, match=r"needs pyarrow: pip install pyarrow"):
+    with pytest.raises(IsobasinError, match=r"needs pyarrow: pip install 'isobasin\[study\]'"):
         read_table(tmp_path / "x.parquet")
 
 

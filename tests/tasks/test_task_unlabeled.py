@@ -153,7 +153,7 @@ def test_images_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_data_set_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(IsobasinError, match=r"saved by datasets, which is not here: pip install datasets"):
+    with pytest.raises(IsobasinError, match=r"saved by datasets, which is not here: pip install 'isobasin\[study\]'"):
         read_table(saved_folder(tmp_path / "x"))
     with pytest.raises(IsobasinError, match=r"someone/words: no such file or folder"):
         read_table("someone/words")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Norm, Space
 from isobasin.errors import IsobasinError
-from isobasin.runtime import Inputs, module_of, places, record_reads, run_module
+from isobasin.runtime import Inputs, module_of, module_reading, places, record_reads, run_module
 from isobasin.shapes import Float
 from isobasin.tasks import unlabeled
 from isobasin.weights import Weights
@@ -130,7 +130,7 @@ class _Reader:
         reader = _Reader(weights, module_of(weights))
         held = places(weights, reader.module)
         for tensor, label, norm in _shown(weights.arch):
-            module = reader.module.get_submodule(held[tensor].rpartition(".")[0])
+            module = module_reading(reader.module, held, tensor)
             module.register_forward_pre_hook(lambda _, args, at=(label, norm): reader._keep(args[0], *at))
         return reader
 

@@ -16,6 +16,7 @@ from isobasin.alignment.head_linear import Method
 from isobasin.alignment.heads import HeadDistance, HeadMatch, HeadMatcher, head_cost, match_heads, match_paired_heads
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
+from isobasin.errors import IsobasinError
 from isobasin.groups.assignment import assign_grouped
 from isobasin.symmetries import ATTENTION_SCOPES
 from isobasin.symmetries.attention import AttentionMatrices
@@ -112,6 +113,11 @@ class ActivationHeadMatcher(HeadMatcher):
     def match(self, a: AttentionMatrices, b: AttentionMatrices, heads: HeadSpace) -> HeadMatch:
         if heads.name in self.correlations:
             return self._match_correlated(a, b, heads, self.correlations[heads.name].to(a.q))
+        if heads.name not in self.roots:
+            raise IsobasinError(
+                f"{heads.name}: transformers runs these heads without modules of their own, so their activations are "
+                "not seen; match by weights"
+            )
         root = self.roots[heads.name].to(a.q)
         return match_heads(a.weighted(root), b.weighted(root), heads, stage2=self.stage2, distance=self.head_distance)
 

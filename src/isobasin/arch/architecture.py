@@ -276,6 +276,10 @@ class Architecture:
     scales: Mapping[str, str] = field(default_factory=dict)  # LayerScale: the weight whose outputs each one multiplies
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # tensors of files that hold several of `tensors`
     copied: tuple[str, ...] = ()  # beginnings of names: whatever else is called so (a vision tower), nothing moves
+    # What no input reaches: rows of a table, or (None) a tensor that the class does not read. It moves, and does not
+    # count in comparisons. `copied_unread`: beginnings of names of copied tensors that are not read.
+    unread: Mapping[str, Sequence[int] | None] = field(default_factory=dict)
+    copied_unread: tuple[str, ...] = ()
 
     # -- looking things up ---------------------------------------------------------------------------------
 
@@ -483,13 +487,46 @@ class Architecture:
     def tied(self, name: str) -> bool:
         return len(self.tensors[name].roles) > 1
 
+    @cached_property
+    def unread_rows(self) -> Mapping[str, list[int]]:
+        """The rows of present tables that no input reaches."""
+        found = {n: rows for n, rows in self.unread.items() if n in self.tensors and rows is not None}
+        return {n: [row for row in rows[: self.shapes[n][0]] if row < self.shapes[n][0]] for n, rows in found.items()}
+
+    @cached_property
+    def read_part(self) -> "Architecture":
+        """The same without the tensors that the class does not read."""
+        unread = {name for name, rows in self.unread.items() if rows is None and name in self.tensors}
+        if not unread:
+            return self
+        kept = {name: pattern for name, pattern in self.tensors.items() if name not in unread}
+        shapes = {name: shape for name, shape in self.shapes.items() if name not in unread}
+        sums = tuple(s for s in (_present(s, kept) for s in self.sums) if s is not None)
+        return replace(self, tensors=kept, sums=sums, shapes=shapes)
+
+    def with_unread(self, patterns: Mapping[str, Pattern]) -> "Architecture":
+        """The same with tensors of other classes, which this one does not read. They follow the streams and norms that
+        they read; nothing else moves them."""
+        adopted = {name: self._adopted(pattern) for name, pattern in patterns.items()}
+        return replace(self, tensors={**self.tensors, **adopted}, unread={**self.unread, **dict.fromkeys(adopted)})
+
+    def _adopted(self, pattern: Pattern) -> Pattern:
+        def axis(word: Axis) -> Axis:
+            term = word.terms[0] if len(word.terms) == 1 else None
+            known = term is not None and term.dual and (term.name in self.norms or term.name in self.streams)
+            return word if known else Axis()
+
+        roles = tuple(Role(tuple(map(axis, role.axes))) for role in pattern.roles[-1:])
+        return replace(pattern, roles=roles, optional=True)
+
     # -- the checkpoint's side -----------------------------------------------------------------------------
 
     def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> "Architecture":
         """This architecture with only the tensors that are there; every name and every shape is checked."""
         copied = {name: _untouched(name, len(shape)) for name, shape in shapes.items() if name.startswith(self.copied)}
         if not copied.keys() <= self.tensors.keys():
-            return replace(self, tensors={**copied, **self.tensors}).bind(shapes)
+            unread = dict.fromkeys(name for name in copied if name.startswith(self.copied_unread))
+            return replace(self, tensors={**copied, **self.tensors}, unread={**self.unread, **unread}).bind(shapes)
         for name in shapes:
             if name not in self.tensors:
                 raise ArchitectureError(
@@ -554,6 +591,7 @@ class Architecture:
             tables=named(self.tables),
             scales=both(self.scales),
             stacks={prefix + name: replace(stack, slices=named(stack.slices)) for name, stack in self.stacks.items()},
+            unread=named(self.unread),
         )
 
     @cached_property
@@ -650,6 +688,7 @@ def build(
     tables: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     scales: Mapping[str, str] | None = None,
     stacks: Mapping[str, Stack] | None = None,
+    unread: Mapping[str, Sequence[int] | None] | None = None,
 ) -> Architecture:
     """Put an architecture together from a family's strings, and check that it makes sense.
 
@@ -701,6 +740,7 @@ def build(
         tables=dict(tables or {}),
         scales=per_layer(scales or {}, n),
         stacks=dict(stacks or {}),
+        unread=dict(unread or {}),
     )
     _validate(arch)
     return arch

@@ -336,7 +336,7 @@ class Family:
         if self.text is not None:
             family, inner = self.text.of(config)
             flat = frozenset() if config.get("text_config") is not None else family.known_keys(inner)
-            return always | flat | frozenset(self.settings) | {"text_config", "vision_config"}
+            return always | flat | frozenset({**self.settings, **self.rare_settings}) | {"text_config", "vision_config"}
         recorded = _RecordedConfig(config)
         self.architecture(recorded)
         self.settings_of(recorded)

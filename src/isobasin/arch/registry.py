@@ -35,6 +35,7 @@ from isobasin.arch.families import (
     phi,
     phi3,
     qwen2,
+    siglip,
     stablelm,
     starcoder2,
     t5,
@@ -42,11 +43,13 @@ from isobasin.arch.families import (
     whisper,
 )
 from isobasin.arch.family import Family
+from isobasin.arch.pattern import Pattern
 from isobasin.errors import ArchitectureError
 
 _FILES = (
     *(gpt2, bert, modernbert, nomic_bert, vit, dinov2, llama, qwen2, phi3, gemma, glm, experts, gpt_oss, deepseek),
-    *(cohere, stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, other_decoders),
+    *(cohere, stablelm, olmo, starcoder2, phi, falcon, gpt_neo, gpt_neox, t5, bart, whisper, clip, siglip),
+    *(other_decoders,),
     *(multimodal, isobasin),
 )
 FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family in file.FAMILIES}
@@ -78,7 +81,7 @@ REFUSED: dict[str, str] = {
         "encoder-decoder models are not implemented",
     ),
     "gemma4": "norms on queries and keys are not implemented",
-    **dict.fromkeys(("siglip", "siglip2"), "models with two towers are not implemented"),
+    "siglip2": "images of any size in one batch are not implemented",
     **dict.fromkeys(
         ("llava_next", "qwen3_vl", "paligemma", "mllama", "idefics3", "mistral3"),
         "this multimodal model is not implemented; a folder with the language model alone may be",
@@ -138,6 +141,10 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     tied = config if family.own_head not in shapes else family.untied_config(config)
     arch = family.architecture(tied)
     names = resolve(family, arch, shapes)
+    unknown = [n for n in names.on_disk if n not in arch.tensors and not n.startswith(arch.copied)]
+    if unknown:
+        arch = arch.with_unread(_of_other_classes(family, config, unknown))
+        names = resolve(family, arch, shapes)
     described = {name: disk for name, disk in names.on_disk.items() if not name.startswith(arch.copied)}
     _check_biases(*family.language_model(config), described)
     bound = arch.bind(_shapes_of(arch, names, shapes))
@@ -189,6 +196,24 @@ def of_stored_class(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[
     head = whole.tensors.keys() - trunk.tensors.keys()
     needed = any(not whole.tensors[name].optional and not whole.tensors[name].buffer for name in head)
     return config if not needed or head & resolve(family, whole, names).on_disk.keys() else bare
+
+
+def _of_other_classes(family: Family, config: Mapping[str, Any], unknown: Iterable[str]) -> dict[str, Pattern]:
+    """The patterns of heads that a file still has from another class of the family; that of `config` ignores them."""
+    found: dict[str, Pattern] = {}
+    if family.own:
+        return found
+    for head in family.heads:
+        for other in (family.untied_config(config), config):
+            try:
+                arch = family.architecture({**other, "architectures": [f"{family.stem}{head}"]})
+            except ArchitectureError:
+                continue
+            known = {**{alias: arch.tensors[name] for alias, name in arch.aliases.items()}, **arch.tensors}
+            for name in resolve(family, arch, unknown).on_disk:
+                if name in known:
+                    found.setdefault(name, known[name])
+    return found
 
 
 def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:

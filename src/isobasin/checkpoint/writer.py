@@ -214,7 +214,9 @@ def check_output(out: Path, inputs: list[Path], *, force: bool) -> None:
     if not out.is_dir():
         raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
     if any(out.iterdir()) and not force:
-        raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
+        raise CheckpointError(
+            f"output {out} exists and is not empty: choose another name, or use --force to replace it"
+        )
     copied = [find_companions(folder, trust_remote_code=True) for folder in inputs if folder.is_dir()]
     if unknown := find_unknown(out, copied):
         # A typing error (`-o ~ --force`) must not delete a home folder.

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from isobasin.alignment.align import Matcher
     from isobasin.alignment.result import Alignment
     from isobasin.learn.matching import LearnedMatching
+    from isobasin.learn.path_loss import Objective
     from isobasin.path.pairs import Aligner
     from isobasin.weights import Weights
 
@@ -57,19 +58,24 @@ VERIFY = ("auto", "layer", "model", "none")
 def align_command(
     *,
     b: Annotated[str, typer.Argument(metavar="B", help="The model that moves.")],
-    to: Annotated[str, typer.Option("--to", metavar="A", help="The reference; it is only read.")],
+    to: Annotated[str, typer.Option("--to", metavar="A", help="The reference.")],
     save: SaveOptions,
     match: MatchOptions,
     data: MatchData = None,
     verify: Annotated[
         str,
-        typer.Option(help="auto (every layer, and the model where transformers can run it), layer, model or none."),
+        typer.Option(metavar="NAME", help="Compare outputs: auto, layer, model, none.", rich_help_panel="Output"),
     ] = "auto",
-    save_transform: Annotated[Path | None, typer.Option(help="Also save the transform that was found.")] = None,
+    save_transform: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the transform too.", rich_help_panel="Output")
+    ] = None,
     untie: Annotated[
-        bool, typer.Option("--untie", help="Store a tied head as a tensor of its own: a larger group.")
+        bool, typer.Option("--untie", help="Store a tied head as a tensor of its own.", rich_help_panel="Alignment")
     ] = False,
-    workers: Annotated[int, typer.Option(max=1024, help="Processes that share the layers.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(max=1024, metavar="N", help="Processes that share layers.", rich_help_panel="Alignment"),
+    ] = 1,
     learn: LearnOptions,
     reading: DataOptions,
     seed: Seed = 0,
@@ -252,6 +258,7 @@ class AlignSetup:
             init=self.matcher(),
             steps=learning.options.steps,
             lr=learning.options.lr,
+            objective=cast("Objective", learning.options.objective),
             permutations="free" if learning.options.permutations == "free" else "fixed",
             seed=self.seed,
             processes=processes,
@@ -297,6 +304,7 @@ def learning_facts(found: "Alignment | None") -> dict[str, Any]:
     return {
         "held_out_barrier": dict(found.held_out),
         "kept": found.kept,
+        "objective": found.objective,
         "steps": found.held_out_history[-1][0] if found.held_out_history else 0,
         "held_out_history": [list(row) for row in found.held_out_history],
         "learned_from": found.train_source,

@@ -9,11 +9,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 from isobasin.cli.align import align_command
@@ -21,6 +19,7 @@ from isobasin.cli.apply import apply_command, invert_command, scramble_command
 from isobasin.cli.demo import demo_command
 from isobasin.cli.distance import canonical_command, distance_command, fingerprint_command
 from isobasin.cli.equal import equal_command
+from isobasin.cli.help import HELP_NAMES, Command, Group, ModelCommand
 from isobasin.cli.info import check_command, families_command, info_command
 from isobasin.cli.merge import merge_command
 from isobasin.cli.output import discard_output, note
@@ -47,71 +46,21 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fingerprint": fingerprint_command,
 }
 READ_MODELS = frozenset(COMMANDS) - {"report", "demo", "invert"}
-FAMILY_HELP = (
-    "--family FILE: a family of your own, for model types that are not supported (see families --draft). "
-    "--revision REV: the branch, tag or commit of hub ids, as ORG/NAME@REV."
-)
 _REPORT = "please report it (ISOBASIN_DEBUG=1 shows the traceback)"
-MODEL_PARAMETERS = {"model", "models", "a", "b", "to"}  # names of arguments and options that take a model
-RENAMED = {"--rate": "--lr", "--start": "--init", "--draws": "--null-samples"}  # old spellings stay valid
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=HELP_NAMES,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Do two Transformers compute the same function? Do they lie in the same basin?",
 )
 
 
-class Command(TyperCommand):
-    """A command that accepts the old spelling of an option, and a family of one's own (`--family FILE`). The help shows
-    the new spelling only."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        revision = ""
-        if self.name in READ_MODELS:
-            from isobasin.arch.user_family import use_family
-
-            args, files = _taken(args, "--family", "a file; `isobasin families --draft MODEL` drafts one")
-            for file in files:
-                use_family(file)
-            args, revisions = _taken(args, "--revision", "a branch, tag or commit of the hub")
-            revision = revisions[-1] if revisions else ""
-        options = {name for param in self.params for name in param.opts}
-        for i, word in enumerate(args):
-            name, equals, value = word.partition("=")
-            if RENAMED.get(name) in options:
-                args[i] = RENAMED[name] + equals + value
-        rest = super().parse_args(ctx, args)
-        for name in MODEL_PARAMETERS & ctx.params.keys() if revision else ():
-            given = ctx.params[name]
-            ctx.params[name] = _at(given, revision) if isinstance(given, str) else [_at(one, revision) for one in given]
-        return rest
-
-
-def _taken(args: list[str], option: str, what: str) -> tuple[list[str], list[str]]:
-    """The arguments without an option that many commands share, and its values."""
-    rest, values, words = [], [], iter(args)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name != option:
-            rest.append(word)
-            continue
-        values.append(value if equals else next(words, ""))
-        if not values[-1]:
-            raise IsobasinError(f"{option} needs {what}")
-    return rest, values
-
-
-def _at(model: str, revision: str) -> str:
-    """A hub id at a revision; a path that exists, and an id with a revision of its own, stay."""
-    base, plus, adapter = model.partition("+")
-    return model if Path(model).exists() or "@" in base or Path(base).exists() else f"{base}@{revision}{plus}{adapter}"
-
-
 @app.callback(invoke_without_command=True)
 def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("-v", "--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
         from isobasin import __version__
@@ -121,7 +70,7 @@ def _version(
 
 
 for _name, _command in COMMANDS.items():
-    app.command(_name, cls=Command, epilog=FAMILY_HELP if _name in READ_MODELS else None)(_command)
+    app.command(_name, cls=ModelCommand if _name in READ_MODELS else Command)(_command)
 app.add_typer(study, name="study")
 
 
@@ -151,7 +100,7 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         message = error.format_message()
         if message:  # `isobasin` without arguments has printed its help and has no message
-            note(one_line(f"isobasin: {message} (isobasin --help shows how)"))
+            note(one_line(f"isobasin: {message} ({_command_path(arguments)} --help shows how)"))
         return 2
     except (KeyboardInterrupt, typer.Abort):
         remove_unfinished()
@@ -168,6 +117,14 @@ def run(arguments: list[str]) -> int:
             return 2
         note(one_line(f"isobasin: internal error, {type(error).__name__}: {error}; {_REPORT}"))
         return 4
+
+
+def _command_path(arguments: list[str]) -> str:
+    """The command that these arguments name: `isobasin align`, `isobasin study run`, or `isobasin` where it is none."""
+    first, second = [*arguments, "", ""][:2]
+    if first == "study":
+        return f"isobasin study {second}" if second in {c.name for c in study.registered_commands} else "isobasin study"
+    return f"isobasin {first}" if first in COMMANDS else "isobasin"
 
 
 @contextmanager

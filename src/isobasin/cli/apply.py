@@ -41,8 +41,12 @@ def scramble_command(
     *,
     model: Model,
     save: SaveOptions,
-    scope: Annotated[str, typer.Option(help="first-attention, all-attention, first-block or model.")] = "model",
-    save_transform: Annotated[Path | None, typer.Option(help="Also save the transform, to invert or reuse.")] = None,
+    scope: Annotated[
+        str, typer.Option(metavar="NAME", help="model, all-attention, first-attention, first-block")
+    ] = "model",
+    save_transform: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the transform too.", rich_help_panel="Output")
+    ] = None,
     verify: Verify = "auto",
     seed: Seed = 0,
     device: DeviceOptions,
@@ -64,11 +68,11 @@ def scramble_command(
 @with_options
 def apply_command(
     *,
-    transform: Annotated[Path, typer.Argument(help="A file written by --save-transform or invert.")],
+    transform: Annotated[Path, typer.Argument(metavar="FILE", help="From --save-transform or invert.")],
     model: Model,
     save: SaveOptions,
     adapter: Annotated[
-        str | None, typer.Option(help="Move this LoRA adapter of MODEL instead, and write an adapter.")
+        str | None, typer.Option(metavar="FOLDER", help="Move this LoRA adapter of MODEL, and write it.")
     ] = None,
     verify: Verify = "auto",
     device: DeviceOptions,
@@ -95,8 +99,8 @@ def apply_command(
 
 
 def invert_command(
-    transform: Annotated[Path, typer.Argument(help="A file written by --save-transform.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    transform: Annotated[Path, typer.Argument(metavar="FILE", help="From --save-transform.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")],
     force: Force = False,
     json: Json = False,
 ) -> None:

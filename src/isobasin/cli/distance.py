@@ -46,11 +46,13 @@ def distance_command(
     *,
     a: Annotated[str, typer.Argument(metavar="A", help="The reference.")],
     b: Annotated[str, typer.Argument(metavar="B", help="A model of the same shape, or of another depth.")],
-    plot: Annotated[Path | None, typer.Option(help="Also plot the layer-to-layer matrix: .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot the layer-to-layer matrix: .png, .svg, .pdf.")
+    ] = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="The layer-to-layer matrix, also for models of one depth.")
     ] = False,
-    null_samples: Annotated[int, typer.Option(max=10_000, help="Unrelated models to sample for comparison.")] = 8,
+    null_samples: Annotated[int, typer.Option(max=10_000, metavar="N", help="Unrelated models to sample.")] = 8,
     seed: Seed = 0,
     device: DeviceOptions,
     memory: MemoryOptions,
@@ -61,6 +63,7 @@ def distance_command(
 
     models = memory.load(a), memory.load(b)
     with measured_cost() as cost, progress(quiet=show.silent) as on_progress:
+        on_progress("comparing", 0, 1 + null_samples)  # the number of blocks is known once the first are compared
         found = distance(
             *models,
             layers=layers or plot is not None,
@@ -108,7 +111,9 @@ def fingerprint_command(
     model: Model,
     compare: Annotated[
         str | None,
-        typer.Option(help="A fingerprint, a file with one, or another model. Exit 1 if they differ, 3 if undecided."),
+        typer.Option(
+            metavar="X", help="A fingerprint, a file with one, or a model. Exit 1: they differ, 3: undecided."
+        ),
     ] = None,
     device: DeviceOptions,
     memory: MemoryOptions,
@@ -156,11 +161,14 @@ def _read_fingerprint(
     if not is_file:
         return fingerprint_with_errors(memory.load(text), device)
     try:
-        words = path.read_text(encoding="utf-8").split()
+        words = path.read_text(encoding="utf-8-sig").split()  # some editors put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise IsobasinError(f"--compare {text}: can not be read as text; expected a file with a fingerprint") from error
     if not words:
         raise IsobasinError(f"--compare {text}: the file is empty; expected a fingerprint in it")
+    found = {word for word in words[1:] if word.split(".")[0] in VERSIONS} - {words[0]}
+    if found:
+        raise IsobasinError(f"--compare {text}: {1 + len(found)} different fingerprints in one file; expected one")
     return Fingerprint.read(words[0]), ()
 
 

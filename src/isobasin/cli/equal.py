@@ -25,11 +25,13 @@ def equal_command(
         str, typer.Argument(metavar="B", help="A model of the same family; heads and added vocabulary rows may differ.")
     ],
     precision: Annotated[
-        str, typer.Option(help="Compare up to the rounding of the stored types, or of float32, float16, bfloat16.")
+        str, typer.Option(metavar="NAME", help="Up to the rounding of: stored, float32, float16, bfloat16.")
     ] = "stored",
-    save_transform: Annotated[Path | None, typer.Option(help="Same: save the element that moves B to A.")] = None,
+    save_transform: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Same: save the element that moves B to A.")
+    ] = None,
     save_witness: Annotated[
-        Path | None, typer.Option(help="Different: save the input and both outputs, as safetensors.")
+        Path | None, typer.Option(metavar="FILE", help="Different: save the input and both outputs.")
     ] = None,
     seed: Seed = 0,
     device: DeviceOptions,

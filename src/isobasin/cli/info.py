@@ -48,6 +48,9 @@ def info_command(model: Model, json: Json = False) -> None:
         facts["note"] = weights.note
     if arch.copied_tensors:
         facts["copied"] = sum(prod(arch.shapes[name]) for name in arch.copied_tensors)
+    unread = [name for name, rows in arch.unread.items() if name in arch.tensors and rows is None]
+    if unread:
+        facts["unread"] = sorted(weights.names.on_disk[name] for name in unread)
     emit(facts, info_lines(facts), json)
 
 
@@ -156,6 +159,9 @@ def info_lines(facts: dict[str, Any]) -> list[str]:
     lines.append(f"tied        {', '.join(f['tied']) or 'nothing'}")
     if "note" in f:
         lines.append(f"note        {f['note']}")
+    if "unread" in f:
+        more = f" and {len(f['unread']) - 1} more" if len(f["unread"]) > 1 else ""
+        lines.append(f"unread      {f['unread'][0]}{more}: this class does not read them, so no comparison does")
     if "copied" in f:
         lines.append(f"copied      {f['copied']:,} parameters outside the language model: nothing moves or aligns them")
     return lines

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -51,22 +51,26 @@ RECIPES = (".yml", ".yaml")
 
 @dataclass(frozen=True, kw_only=True)
 class MergeSaveOptions(SaveOptions):
-    dtype: Annotated[str, typer.Option(help="Type to write: keep, float32, bfloat16 or float16.")] = "keep"
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="Type: keep, float32, bfloat16 or float16.")] = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
     """What a YAML file can say instead; None where an option was not given."""
 
-    weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.7,0.3; equal if left out.")] = (
-        None
-    )
-    method: Annotated[str | None, typer.Option(help="linear (default) or slerp; svd for LoRA adapters.")] = None
+    panel: ClassVar[str] = "Alignment"
+    weights: Annotated[
+        str | None, typer.Option(metavar="X,Y,…", help="Such as 0.7,0.3; equal by default.", rich_help_panel="Options")
+    ] = None
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="linear (default), slerp; svd for LoRA.", rich_help_panel="Options"),
+    ] = None
     no_align: Annotated[bool, typer.Option("--no-align", help="Average the weights as they are.")] = False
-    to: Annotated[str | None, typer.Option(help="Align to the model of this number (0), or to the mean.")] = None
-    scope: Annotated[str | None, typer.Option(help="As for `isobasin align`.")] = None
+    to: Annotated[str | None, typer.Option(metavar="X", help="Align to this model (0), or to the mean.")] = None
+    scope: Annotated[str | None, typer.Option(metavar="NAME", help="As for `isobasin align`.")] = None
     matcher: Annotated[
-        str | None, typer.Option(help="weights (default), activations or learned (with --data), reference.")
+        str | None, typer.Option(metavar="NAME", help="weights (default), activations, learned, reference.")
     ] = None
 
 

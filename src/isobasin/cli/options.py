@@ -8,10 +8,11 @@ record: name, type, default and help text are declared once. Nothing heavy is im
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -23,13 +24,21 @@ if TYPE_CHECKING:
     from isobasin.tasks import Task
     from isobasin.weights import Weights
 
-Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or a hub id in the local cache.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random numbers.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing output, once the new one is complete.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, or a hub id in the local cache.")]
+Seed = Annotated[
+    int,
+    typer.Option(min=0, max=2**63 - 1, metavar="N", help="Seed of all random numbers.", rich_help_panel="General"),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace an output, once the new one is complete.", rich_help_panel="Output"),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="General")
+]
 Verify = Annotated[
     str,
-    typer.Option(help="Run the model before and after: auto (where transformers can run it), model (always) or none."),
+    typer.Option(metavar="NAME", help="Compare outputs: auto, model or none.", rich_help_panel="Output"),
 ]
 VERIFY = ("auto", "model", "none")
 MAX_SAMPLES = 10**9
@@ -37,7 +46,11 @@ INITS = ("weights", "activations")
 SELF = Path("self")  # in place of data: text that the two models generate
 MatchData = Annotated[
     Path | None,
-    typer.Option(help="Text, or a .npy file of token ids or pixels; learned: also labelled data, or self."),
+    typer.Option(
+        metavar="PATH",
+        help="Data to match by, or to learn from (or self).",
+        rich_help_panel="Alignment",
+    ),
 ]
 
 
@@ -45,17 +58,13 @@ MatchData = Annotated[
 class SaveOptions:
     """Where and how a checkpoint folder is written."""
 
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write; must not exist yet.")]
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="Type to write: auto (float32 where weights were rounded), keep, float32, bfloat16 or float16."
-        ),
-    ] = "auto"
-    max_shard_size: Annotated[str, typer.Option(help="Largest file to write, such as 5GB or 200MB.")] = "5GB"
+    panel: ClassVar[str] = "Output"
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder to write.")]
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="Type: auto, keep, float32, bfloat16, float16.")] = "auto"
+    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file, such as 200MB.")] = "5GB"
     force: Force = False
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Also copy Python files, and the config keys that name code.")
+        bool, typer.Option("--trust-remote-code", help="Also copy Python files and their config keys.")
     ] = False
 
 
@@ -63,7 +72,8 @@ class SaveOptions:
 class DeviceOptions:
     """Where to compute."""
 
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu"
+    panel: ClassVar[str] = "General"
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu"
     cuda: Annotated[bool, typer.Option("--cuda", help="The same as --device cuda.")] = False
 
     @property
@@ -104,6 +114,7 @@ class MemoryOptions:
 class PrintOptions:
     """What is printed."""
 
+    panel: ClassVar[str] = "General"
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
     json: Json = False
 
@@ -117,15 +128,15 @@ class PrintOptions:
 class MatchOptions:
     """How to find the alignment."""
 
+    panel: ClassVar[str] = "Alignment"
     scope: Annotated[
-        str | None, typer.Option(help="Align model (default), all-attention, first-attention or first-block.")
+        str | None,
+        typer.Option(metavar="NAME", help="model, all-attention, first-attention, first-block"),
     ] = None
-    matcher: Annotated[
-        str, typer.Option(help="Align by weights, activations or learned (with data), or reference.")
-    ] = "weights"
-    stage2: Annotated[str, typer.Option(help="Align inside each head: none, orthogonal or full.")] = "full"
+    matcher: Annotated[str, typer.Option(metavar="NAME", help="weights, activations, learned, reference.")] = "weights"
+    stage2: Annotated[str, typer.Option(metavar="NAME", help="Inside each head: none, orthogonal or full.")] = "full"
     head_distance: Annotated[
-        str | None, typer.Option(help="Assign heads by this distance: complete, frobenius, singular or cosine.")
+        str | None, typer.Option(metavar="NAME", help="complete, frobenius, singular or cosine.")
     ] = None
 
 
@@ -133,34 +144,37 @@ class MatchOptions:
 class LearnOptions:
     """How `--matcher learned` learns."""
 
-    held_out: Annotated[
-        Path | None, typer.Option(help="learned: data that select the result; by default a tenth of the data.")
-    ] = None
-    init: Annotated[str, typer.Option(help="learned: initial alignment, by weights or activations.")] = "weights"
-    steps: Annotated[int, typer.Option(max=10**7, help="learned: gradient steps.")] = 500
-    lr: Annotated[float, typer.Option(help="learned: largest learning rate.")] = 3e-3
-    permutations: Annotated[
-        str, typer.Option(help="learned: the matching of units stays (fixed), or may change (free).")
-    ] = "fixed"
+    panel: ClassVar[str] = "Learning (--matcher learned)"
+    held_out: Annotated[Path | None, typer.Option(metavar="PATH", help="Data that select the result [a tenth].")] = None
+    init: Annotated[str, typer.Option(metavar="NAME", help="Start from: weights or activations.")] = "weights"
+    steps: Annotated[int, typer.Option(max=10**7, metavar="N", help="Gradient steps.")] = 500
+    lr: Annotated[float, typer.Option(metavar="X", help="Largest learning rate.")] = 0.01
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="The models' mean prediction (ends), labels, or auto.")
+    ] = "auto"
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Do not read labels of a classifier's data.")] = False
+    permutations: Annotated[str, typer.Option(metavar="NAME", help="The matching of units: fixed or free.")] = "fixed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """How data are read: for measuring in `path`, for `--matcher learned` in `align` and `merge`."""
 
-    task: Annotated[str, typer.Option(help="Task of the data: auto, lm, mlm, seq2seq, text or image.")] = "auto"
-    tokenizer: Annotated[str | None, typer.Option(help="A folder with a tokenizer; by default that of A.")] = None
+    panel: ClassVar[str] = "Data"
+    task: Annotated[str, typer.Option(metavar="NAME", help="auto, lm, mlm, seq2seq, text or image.")] = "auto"
+    tokenizer: Annotated[str | None, typer.Option(metavar="FOLDER", help="A tokenizer; that of A by default.")] = None
     max_samples: Annotated[
-        int | None, typer.Option(max=MAX_SAMPLES, help="Use at most this many samples of the data.")
+        int | None, typer.Option(max=MAX_SAMPLES, metavar="N", help="Use at most so many samples.")
     ] = None
-    batch_size: Annotated[int | None, typer.Option(max=10**6, help="Samples in a batch.")] = None
-    seq_len: Annotated[int | None, typer.Option(max=10**6, help="Tokens in a window of text.")] = None
+    batch_size: Annotated[int | None, typer.Option(max=10**6, metavar="N", help="Samples in a batch.")] = None
+    seq_len: Annotated[int | None, typer.Option(max=10**6, metavar="N", help="Tokens in a window of text.")] = None
 
-    def open(self, data: Path, models: "list[Weights]", *, seed: int, split: str) -> "Task":
+    def open(self, data: Path, models: "list[Weights]", *, seed: int, split: str, labelled: bool = True) -> "Task":
         from isobasin.tasks import open_task
 
         options = asdict(self)
-        return open_task(data, models, kind=options.pop("task"), seed=seed, split=split, **options)
+        kind = options.pop("task")
+        return open_task(data, models, kind=kind, seed=seed, split=split, labelled=labelled, **options)
 
 
 @dataclass(frozen=True)
@@ -178,6 +192,7 @@ class LearnSetup:
         return self.data == SELF
 
     def check(self) -> None:
+        from isobasin.learn.path_loss import OBJECTIVES
         from isobasin.learn.trainer import PERMUTATIONS
 
         init, held_out = self.options.init, self.options.held_out
@@ -189,7 +204,10 @@ class LearnSetup:
         if self.from_own_text and init != "weights":
             raise IsobasinError(f"--init {init} needs data, and {self.flag} is self: use --init weights")
         check_choice("--init", init, INITS)
+        check_choice("--objective", self.options.objective, OBJECTIVES)
         check_choice("--permutations", self.options.permutations, PERMUTATIONS)
+        if self.options.unlabelled and self.options.objective == "labels":
+            raise IsobasinError("--unlabelled: --objective labels needs labels; give --objective ends or leave it out")
         if held_out is not None and held_out.resolve() == self.data.resolve():
             raise IsobasinError(
                 f"--held-out {held_out} is {self.flag} itself: what is learned from can not decide; leave it out "
@@ -214,7 +232,8 @@ class LearnSetup:
             )
             task, held_out = text.tasks(models[0], models[1], device)
         else:
-            task = reading.open(self.data, models, seed=seed, split="train")
+            labelled = not self.options.unlabelled
+            task = reading.open(self.data, models, seed=seed, split="train", labelled=labelled)
         if self.options.held_out is not None:
             held_out = reading.open(self.options.held_out, models, seed=seed, split="test")
         return task, held_out
@@ -229,7 +248,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     options: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.name in records:
-            options += [_option(field) for field in fields(records[parameter.name])]
+            record = records[parameter.name]
+            options += [_option(field, getattr(record, "panel", None)) for field in fields(record)]
         else:
             options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -242,9 +262,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
-def _option(field: Any) -> inspect.Parameter:
+def _option(field: Any, panel: str | None) -> inspect.Parameter:
+    """The option of a field, in the group of its record unless it names another; what is required comes first."""
     default = inspect.Parameter.empty if field.default is MISSING else field.default
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+    kind, info = field.type.__origin__, copy(field.type.__metadata__[0])
+    info.rich_help_panel = info.rich_help_panel or (None if default is inspect.Parameter.empty else panel)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
 
 
 def check_choice(flag: str, value: str, allowed: Sequence[str]) -> None:

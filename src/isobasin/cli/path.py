@@ -37,30 +37,36 @@ if TYPE_CHECKING:
 class MeasureOptions:
     """What is measured."""
 
-    data: Annotated[Path, typer.Option(help="Text, token ids, labelled text, pairs of texts, or images.")]
-    points: Annotated[int, typer.Option(max=10_001, help="Points of the line, both ends included.")] = 25
+    data: Annotated[Path, typer.Option(metavar="PATH", help="Text, tokens, labelled texts, images.")]
+    points: Annotated[int, typer.Option(max=10_001, metavar="N", help="Points of the line, both ends included.")] = 25
     explain: Annotated[bool, typer.Option("--explain", help="Also the barrier by component.")] = False
-    plane: Annotated[int, typer.Option(max=501, help="Also the loss on a plane, with this many points on a side.")] = 0
+    plane: Annotated[int, typer.Option(max=501, metavar="N", help="Also the loss on a plane of N × N points.")] = 0
 
 
 @with_options
 def path_command(
     *,
     models: Annotated[list[str], typer.Argument(metavar="A B [C]", help="Two or three models of one architecture.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The result file, path.json for instance.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The result, path.json for instance.")],
     measured: MeasureOptions,
     reading: DataOptions,
-    align: Annotated[bool, typer.Option("--align", help="Also align B to A, and measure the path to it.")] = False,
+    align: Annotated[bool, typer.Option("--align", help="Also measure the path to B aligned to A.")] = False,
     match: MatchOptions,
     align_data: Annotated[
-        Path | None, typer.Option(help="Unlabelled data for --matcher activations; by default --data.")
+        Path | None,
+        typer.Option(metavar="PATH", help="For --matcher activations; else --data.", rich_help_panel="Alignment"),
     ] = None,
     learn_data: Annotated[
         Path | None,
-        typer.Option(help="learned: data to learn from, or self; by default the train split of --data, if it has one."),
+        typer.Option(
+            metavar="PATH", help="Data to learn from, or self; else --data.", rich_help_panel=LearnOptions.panel
+        ),
     ] = None,
     learn_samples: Annotated[
-        int | None, typer.Option(min=1, max=MAX_SAMPLES, help="learned: learn from at most this many samples.")
+        int | None,
+        typer.Option(
+            min=1, max=MAX_SAMPLES, metavar="N", help="Learn from at most so many.", rich_help_panel=LearnOptions.panel
+        ),
     ] = None,
     learn: LearnOptions,
     seed: Seed = 0,
@@ -218,7 +224,7 @@ def _number(value: float | None) -> str:
 
 def report_command(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH.json…", help="Results of `isobasin path`.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write, report.html for instance.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The page, report.html for instance.")],
     force: Force = False,
     json: Json = False,
 ) -> None:

@@ -1,32 +1,43 @@
 """The commands of `study`, and `demo`: train, align, measure and report."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from isobasin.cli.help import HELP_NAMES, Command, Group
 from isobasin.cli.options import Json, PrintOptions, with_options
-from isobasin.cli.output import emit, number
+from isobasin.cli.output import emit, number, progress
 
-study = typer.Typer(no_args_is_help=True, help="The paper's experiments: a grid of models, trained, aligned, measured.")
+study = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    context_settings=HELP_NAMES,
+    rich_markup_mode=None,
+    help="Experiments: a grid of models, trained, aligned, measured.",
+)
 
 
-@study.command("run")
+@study.command("run", cls=Command)
 @with_options
 def run_command(
     *,
     grid: Annotated[Path, typer.Argument(metavar="GRID.toml", help="The cells: models, data, scopes, seeds.")],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The folder of the study; finished cells in it are not run again.")
+        Path,
+        typer.Option("-o", "--output", metavar="FOLDER", help="The study; finished cells in it are not run again."),
     ],
-    data: Annotated[Path | None, typer.Option(help="Root folder of the data sets; some ship with the package.")] = None,
-    engine: Annotated[str, typer.Option(help="local (processes) or ray (a cluster, RAY_ADDRESS).")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(max=1024, help="Jobs at a time; by default one per core, four per GPU.")
+    data: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The data sets; some ship with the package.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
-    only: Annotated[str | None, typer.Option(help="Only cells whose name contains this text.")] = None,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="local (processes) or ray (RAY_ADDRESS).")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(max=1024, metavar="N", help="Jobs at a time; by default one per core, four per GPU.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    only: Annotated[str | None, typer.Option(metavar="TEXT", help="Only cells whose name contains this text.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run cells again that failed in an earlier run.")] = False,
     keep_weights: Annotated[
         bool,
@@ -57,25 +68,28 @@ def run_command(
         raise typer.Exit(1)
 
 
-@study.command("report")
+@study.command("report", cls=Command)
 def report_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The page to write; DIR/report.html if left out.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The page; DIR/report.html if left out.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Write the tables, the figures and the page again, from the JSON of a study alone."""
     from isobasin.report.study_page import write_study_report
 
-    report = str(write_study_report(folder, output))
+    with progress(quiet=json) as on_progress:
+        report = str(write_study_report(folder, output, watch=partial(on_progress, "drawing figures")))
     emit({"report": report}, [f"{report}: open it in any browser"], json)
 
 
-Converted = Annotated[Path | None, typer.Option("-o", "--output", help="Where to write; beside the study if left out.")]
+Converted = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="PATH", help="Where to write; else beside the study.")
+]
 
 
-@study.command("pack")
+@study.command("pack", cls=Command)
 def pack_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished study.")],
     output: Converted = None,
@@ -88,7 +102,7 @@ def pack_command(
     emit({"output": packed}, [packed], json)
 
 
-@study.command("unpack")
+@study.command("unpack", cls=Command)
 def unpack_command(
     file: Annotated[Path, typer.Argument(metavar="NAME.jsonl", help="A packed study.")],
     output: Converted = None,

@@ -39,7 +39,7 @@ from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
 from isobasin.symmetries.symmetry import norm_group
 from isobasin.symmetries.transform import Transform
 from isobasin.views import Tensors
-from isobasin.weights import ModelSource, load
+from isobasin.weights import ModelSource, load, read_part
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def canonical_point(source: ModelSource) -> CanonicalPoint:
     That happens to units or heads with equal sort keys that are not equal, to heads whose rank is not certain, and to a
     stream that tables and layers do not span.
     """
-    weights = load(source)
+    whole = load(source)
+    weights = read_part(whole)
     model, groups = NormalForm.for_comparison(weights), symmetry(weights.arch).groups
     frames = stream_frames(model)
     elements: dict[str, Element] = {name: found.element for name, found in frames.items()}
@@ -90,7 +91,8 @@ def canonical_point(source: ModelSource) -> CanonicalPoint:
         if size <= noise_of(weights) * max(sizes.values()):
             reason = "one of its heads, or all its units, do nothing but rounding: their weights are not determined"
             doubts.append(Doubt(space, reason, 1.0))
-    transform = Transform(weights.arch.family, dict(weights.arch.spaces), elements, model.transform.gauge)
+    gauge = {**NormalForm.for_comparison(whole).transform.gauge, **model.transform.gauge}
+    transform = Transform(weights.arch.family, dict(weights.arch.spaces), elements, gauge)
     return CanonicalPoint(transform, tuple(doubts))
 
 

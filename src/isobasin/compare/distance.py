@@ -33,7 +33,7 @@ from isobasin.symmetries.action import Action
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.normal_form import NormalForm, block_tensors
 from isobasin.symmetries.transform import Transform
-from isobasin.weights import ModelSource, Weights, load
+from isobasin.weights import ModelSource, Weights, load, read_part
 
 NULL_SAMPLES = 8
 LARGE = 2**20  # weights of models whose unrelated models are compared in float32
@@ -483,6 +483,7 @@ def _distance(
     place: torch.device,
     watch: Callable[[int, int], None] | None,
 ) -> DistanceResult:
+    a, b = read_part(a), read_part(b)
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
     trunk = trunk_pair(a, b, largest_group=True) if same_depth else None
     if trunk is None:
@@ -499,7 +500,8 @@ def _distance(
     if trunk is not None:
         pairs = [pair for pair in pairs if trunk.shared & set(a.arch.blocks[pair[0]])]
     streams, by_all_blocks = stream_maps(one, two, pairs)
-    found = block_distances(one, two, [*((name, name) for name in streams), *pairs], streams)
+    ends = [(name, name) for name in streams if one.blocks[name]]  # some streams have no embeddings or head
+    found = block_distances(one, two, [*ends, *pairs], streams)
 
     def report(done: int) -> None:
         if watch:
@@ -509,7 +511,7 @@ def _distance(
     dtype = torch.float32 if a.n_params > LARGE else one.dtype
     rotated = RotatedModel(two, seed, dtype)
     models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
-    null = _null_similarities(InType(one, dtype), models, pairs, by_all_blocks, report)
+    null = _null_similarities(InType(one, dtype), models, ends, pairs, by_all_blocks, report)
     return replace(_result(a, b, found, null, matrix, seed), left_out=trunk.left_out if trunk else LeftOut())
 
 
@@ -678,6 +680,7 @@ def _shuffles(stream: Space) -> Group:
 def _null_similarities(
     a: BlockModel,
     models: Sequence[BlockModel],
+    ends: Spaces,
     pairs: Spaces,
     by_all_blocks: frozenset[str],
     report: Callable[[int], None],
@@ -695,7 +698,7 @@ def _null_similarities(
         for model in models
     ]
     rows: list[list[float]] = [[] for _ in models]
-    for x, y in [*((name, name) for name in spaces), *pairs]:
+    for x, y in [*ends, *pairs]:
         for k, model in enumerate(models):
             here = maps[k]
             if x in spaces and spaces[x].kind != "fixed" and x not in by_all_blocks:

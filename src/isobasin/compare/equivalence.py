@@ -49,7 +49,7 @@ from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64
-from isobasin.weights import ModelSource, Weights, is_tied, load, untied
+from isobasin.weights import ModelSource, Weights, is_tied, load, read_part, untied
 
 # Relative distance of a layer as stored, and share of embeddings and head that no map of the stream explains; measured:
 # 0 between copies, about 1 between unrelated models.
@@ -140,7 +140,8 @@ class Verdict(Shown):
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `isobasin equal`."""
         largest = self.largest_residual
-        first = None if self.evidence.fits else self.evidence.first
+        first = next((r for r in self.evidence.residuals if r.excess > 1), None)
+        place = None if self.evidence.fits else self.evidence.first
         return {
             "verdict": self.answer,
             "reason": self.reason,
@@ -163,6 +164,7 @@ class Verdict(Shown):
                 "witness": self.witness.to_dict() if self.witness else None,
                 "parts_at": largest.to_dict() if largest else None,
                 "parts_first_at": first.to_dict() if first else None,
+                "first_place": place.to_dict() if place else None,
                 "conditions": [c.to_dict() for c in self.conditions],
                 "near": self.sufficient_precision,
             },
@@ -203,6 +205,7 @@ def _equivalent(
     if precision != "stored":
         dtype_named(precision)
     a, b = a.resident(device), b.resident(device)
+    whole, (a, b) = (a, b), (read_part(a), read_part(b))
     trunk = _trunk(a, b)
     if trunk is not None and not trunk.heads:
         found = _equivalent(trunk.a, trunk.b, precision, seed, device, report)
@@ -210,7 +213,7 @@ def _equivalent(
     if trunk is None:
         _check_same_task(a, b)
     measure = partial(residuals, precision=precision, seed=seed, device=device)
-    outputs = OutputComparison(a, b, precision, seed, device=device)
+    outputs = OutputComparison(*whole, precision, seed, device=device)
     if trunk is not None and trunk.hidden is not None:
         width = 0 if stream_of(trunk.b).kind == "fixed" else stream_of(trunk.b).size
         outputs = OutputComparison(*trunk.hidden, precision, seed, products_of=width, device=device)

@@ -34,7 +34,7 @@ from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, norm_gains, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.views import Tensors, View
-from isobasin.weights import ModelSource, Weights, load
+from isobasin.weights import ModelSource, Weights, load, read_part
 
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
@@ -199,6 +199,7 @@ def _quantised(weights: Weights, entries: Tensor) -> Fingerprint:
 
 def invariants(weights: Weights, device: torch.device | None = None) -> Tensor:
     """The entries before rounding."""
+    weights = read_part(weights)
     model = NormalForm.for_comparison(weights, device)
     sketches = _sketches(model)
     found: dict[str, list[Tensor]] = {kind: [] for kind in (*KINDS, *SIZES, EVEN)}
@@ -282,11 +283,13 @@ def _level_and_slope(kind: str, values: Sequence[Tensor]) -> Tensor:
 
 def _digest(weights: Weights) -> str:
     """Eight hexadecimal digits of everything that must agree before entries can be compared."""
-    arch = weights.arch
+    arch = weights.arch.read_part
     shapes = {name: arch.shapes[name] for name, pattern in arch.tensors.items() if not pattern.buffer}
     settings = {key: weights.settings[key] for key in weights.family.settings}
     rotary = dict(arch.rotary) if any(heads.rotary for heads in arch.heads()) else {}
-    unusual = weights.family.unusual_settings(weights.config) | unknown_settings(weights)
+    unusual = weights.family.unusual_settings(weights.config)
+    # A key of a multimodal model may be called as one of its language model.
+    unusual |= {f"config: {k}" if k in unusual else k: value for k, value in unknown_settings(weights).items()}
     content = [arch.family, vars(arch.sizes), shapes, settings, rotary, *([unusual] if unusual else [])]
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -313,6 +316,9 @@ class _Sketch:
         found, heights, holding = [], [], holding_constants(model.arch)
         constants: dict[str, Tensor] = {}
         every = [*stream_rows(model, stream, [stream]), *_images(model, stream, others)]
+        if not every:  # of a stream that has neither embeddings nor a head, and does not move
+            plain = fixed_numbers(f"sketch {stream}", 2 * EACH, model.arch.streams[stream].size)
+            return _Sketch(plain[:EACH], plain[EACH:], 1.0, 0.0, {})
         for name, rows in every:
             if name in holding and len(model.arch.spaces_of(name)) == 1:
                 constants[name] = rows.sum(1)

@@ -223,6 +223,20 @@ class Group(ABC):
         """The tensors of the element with these parameters, in their type; `element` takes them."""
         raise IsobasinError(f"{self} has no continuous parameters")
 
+    def centre(self) -> Tensor | None:
+        """For rotations the matrix that parameters begin from, at first the identity: learning begins anew after every
+        step, so that a step turns by the same angle wherever the element is. Other parameters have no centre.
+        """
+        return None
+
+    def from_centre(self, tensors: Mapping[str, Tensor], centre: Tensor) -> dict[str, Tensor]:
+        """The tensors of an element that comes after the one at the centre."""
+        raise IsobasinError(f"{self} has no centre")
+
+    def settled(self, tensors: dict[str, Tensor]) -> Element:
+        """The element of these tensors, which lie in the group up to rounding."""
+        return self.element(tensors)
+
     def differentiable(self, tensors: Mapping[str, Tensor]) -> Element:
         """The element with these tensors, for gradients to flow through."""
         raise IsobasinError(f"{self} has no continuous parameters")

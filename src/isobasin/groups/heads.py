@@ -63,7 +63,8 @@ class Face(Element):
         return self.factor.is_identity and bool((self.index == torch.arange(len(self.index))).all())
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
-        heads = x.unflatten(-1, (len(self.index), self.factor.n))[..., self.index.to(x.device), :]
+        # Not x[..., index, :]: the gradient of that sorts the index on CUDA, and may add in any order.
+        heads = x.unflatten(-1, (len(self.index), self.factor.n)).index_select(-2, self.index.to(x.device))
         return (heads if self.factor.is_identity else self.factor._apply(heads)).flatten(-2)
 
 

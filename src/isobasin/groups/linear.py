@@ -120,7 +120,7 @@ class DifferentiableMatrix(DifferentiableElement):
         return DifferentiableMatrix(eye, eye)
 
     def take(self, index: Int[Tensor, " m"]) -> "DifferentiableMatrix":
-        return DifferentiableMatrix(self.value[index], self.other[index])
+        return DifferentiableMatrix(self.value.index_select(0, index), self.other.index_select(0, index))
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
         if self.value.dim() == 2:
@@ -143,6 +143,15 @@ class _Rotations(Group):
 
     def element(self, tensors: dict[str, Tensor]) -> Matrix:
         return Matrix(tensors["matrix"].to(FLOAT), orthogonal=True)
+
+    def centre(self) -> Tensor:
+        return _eye(self.n)
+
+    def from_centre(self, tensors: Mapping[str, Tensor], centre: Tensor) -> dict[str, Tensor]:
+        return {"matrix": tensors["matrix"] @ centre}
+
+    def settled(self, tensors: dict[str, Tensor]) -> Element:
+        return self.project(tensors["matrix"])
 
 
 @dataclass(frozen=True)

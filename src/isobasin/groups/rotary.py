@@ -85,7 +85,7 @@ class DifferentiablePhases(DifferentiableElement):
         return DifferentiablePhases(torch.ones_like(self.u), self.interleaved)
 
     def take(self, index: Int[Tensor, " m"]) -> "DifferentiablePhases":
-        return DifferentiablePhases(self.u[index], self.interleaved)
+        return DifferentiablePhases(self.u.index_select(0, index), self.interleaved)
 
     def _apply(self, x: Float[Tensor, "*rest n"]) -> Float[Tensor, "*rest n"]:
         if self.interleaved:

@@ -47,6 +47,11 @@ class BatchSampler:
         if not self._batches:
             raise IsobasinError(f"{task.source}: holds nothing to learn from, expected at least one sample")
 
+    @property
+    def labelled(self) -> bool:
+        """Whether any sample has a label."""
+        return any(batch.labelled for batch in self._batches)
+
     def __getitem__(self, number: int) -> Batch:
         epoch, place = divmod(number, len(self._batches))
         if self._order[0] != epoch:

@@ -14,7 +14,7 @@ from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.learn.data import Augment, split_held_out
-from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, ProcessGroup
+from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, Objective, ProcessGroup
 from isobasin.learn.trainer import OnProgress, TrainConfig, learn
 from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import SCOPES, Symmetry, symmetry
@@ -33,6 +33,7 @@ class LearnedAlignment(Alignment):
     held_out: Mapping[Kept, float] = field(default_factory=dict)
     kept: Kept = "naive"
     held_out_history: tuple[tuple[int, float], ...] = ()
+    objective: Objective = "labels"
     train_source: str = ""
     held_out_source: str = ""
     losses: tuple[float, ...] = field(default=(), repr=False)
@@ -94,7 +95,9 @@ class LearnedMatching(TrainConfig):
         resume = NullResumeStore() if self.resume is None else self.resume
         task, held_out = (self.task, self.held_out) if self.held_out is not None else split_held_out(self.task)
         part, mixture = symmetry(b.arch).scoped(self.scope), FlatModel.of(a, device)
-        evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), held_out, self.check_points, self.processes)
+        evaluator = HeldOutEvaluator(
+            mixture, mixture.buffer.clone(), mixture.vector(b), held_out, self.check_points, self.processes
+        )
 
         def measured(name: Kept, transform: Transform) -> _Candidate:
             end = mixture.vector(transform.apply(b, device=device))
@@ -129,6 +132,7 @@ class LearnedMatching(TrainConfig):
             held_out={candidate.name: candidate.barrier for candidate in candidates},
             kept=best.name,
             held_out_history=learned.history,
+            objective=learned.objective,
             train_source=task.source,
             held_out_source=held_out.source,
             losses=learned.losses,

@@ -1,8 +1,9 @@
 """What learning moves: the parameters of every continuous group of a symmetry, and permutations of units.
 
 Each group says how its elements depend on unconstrained parameters (`Group.parametrised`): rotations are the Cayley map
-of a skew matrix, GL is I + X, rotary pairs are exp(a + ib), unit scales are exp(x). For all values of the parameters
-the element lies in the group, so the moved model computes the same function.
+of a skew matrix after the rotation of the step before (`recentre`), GL is I + X, rotary pairs are exp(a + ib), unit
+scales are exp(x). For all values of the parameters the element lies in the group, so the moved model computes the same
+function.
 
 A permutation is proposed where the loss and the weights both favour it; held-out data decide whether it is applied. For
 the permutation matrix P of a space, ∂L/∂P[i, j] = ⟨∂L/∂row i of the moved tensor, its row j⟩, summed over the tensors
@@ -37,26 +38,42 @@ class GroupParameters:
             space: {k: torch.zeros(s, device=device, requires_grad=True) for k, s in group.parameter_shapes().items()}
             for space, group in self._groups.items()
         }
+        centres = {space: group.centre() for space, group in self._groups.items()}
+        self._centres = {space: t.to(device, torch.float32) for space, t in centres.items() if t is not None}
 
     def tensors(self) -> list[Tensor]:
         """All parameters, for an optimizer."""
         return [tensor for tensors in self._parameters.values() for tensor in tensors.values()]
 
+    def rotations(self) -> list[Tensor]:
+        """The parameters that begin anew after every step."""
+        return [tensor for space in self._centres for tensor in self._parameters[space].values()]
+
+    @torch.no_grad()
+    def recentre(self) -> None:
+        """Let the parameters of rotations begin, at zero, from where these are now."""
+        for space, centre in self._centres.items():
+            centre.copy_(self._tensors(space)["matrix"])
+            for tensor in self._parameters[space].values():
+                tensor.zero_()
+
+    def _tensors(self, space: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """The tensors of an element, computed in this type."""
+        group, centre = self._groups[space], self._centres.get(space)
+        found = group.parametrised({name: tensor.to(dtype) for name, tensor in self._parameters[space].items()})
+        return found if centre is None else group.from_centre(found, centre.to(dtype))
+
     def differentiable(self) -> dict[str, Element]:
         """The elements by space, for gradients to flow through."""
-        return {
-            space: group.differentiable(group.parametrised(self._parameters[space]))
-            for space, group in self._groups.items()
-        }
+        return {space: group.differentiable(self._tensors(space)) for space, group in self._groups.items()}
 
     @torch.no_grad()
     def elements(self) -> dict[str, Element]:
         """The same as elements of their groups, in float64 on the CPU."""
-        found = {}
-        for space, group in self._groups.items():
-            doubled = {name: tensor.double() for name, tensor in self._parameters[space].items()}
-            found[space] = group.element({name: t.cpu() for name, t in group.parametrised(doubled).items()})
-        return found
+        return {
+            space: group.settled({name: t.cpu() for name, t in self._tensors(space, torch.float64).items()})
+            for space, group in self._groups.items()
+        }
 
     @torch.no_grad()
     def permute(self, moves: Mapping[str, Monomial]) -> None:
@@ -66,14 +83,14 @@ class GroupParameters:
                 tensor.copy_(tensor[g.index.to(tensor.device)])
 
     def state(self) -> dict[str, Tensor]:
-        """All parameters by name, as a resume file holds them."""
-        return {_state_name(space, k): t.detach() for space, ts in self._parameters.items() for k, t in ts.items()}
+        """All parameters and centres by name, as a resume file holds them."""
+        held = {_state_name(space, k): t.detach() for space, ts in self._parameters.items() for k, t in ts.items()}
+        return held | {f"centres.{space}": tensor for space, tensor in self._centres.items()}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        for space, tensors in self._parameters.items():
-            for name, tensor in tensors.items():
-                tensor.copy_(state[_state_name(space, name)])
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
 
 
 def _state_name(space: str, name: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ from isobasin.symmetries.normal_form import to_normal_form
 from isobasin.tasks import IGNORED, Batch, Task
 from isobasin.tasks.datasets import ACCELERATOR_BATCHES
 from isobasin.weights import Weights
+
+Objective = Literal["auto", "labels", "ends"]
+OBJECTIVES = ("auto", "labels", "ends")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def current_group(device: torch.device) -> ProcessGroup:
     try:
         accelerate = import_module("accelerate")
     except ImportError as error:
-        raise IsobasinError("several processes need the package accelerate: pip install accelerate") from error
+        raise IsobasinError("several processes need the package accelerate: pip install 'isobasin[learn]'") from error
     found = accelerate.Accelerator(cpu=device.type == "cpu")
     return ProcessGroup(found.process_index, found.num_processes, found)
 
@@ -115,17 +118,37 @@ class LinearPath:
         return {name: action.tensor(name, self.b[action.source(name)]) for name in self.b}
 
     def loss(
-        self, moved: Mapping[str, Tensor], lam: float | Tensor, batch: Batch, autocast: torch.dtype | None = None
+        self,
+        moved: Mapping[str, Tensor],
+        lam: float | Tensor,
+        batch: Batch,
+        objective: Objective = "labels",
+        autocast: torch.dtype | None = None,
     ) -> Tensor:
-        """Mean loss of a batch at (1−λ)·A + λ·moved."""
-        mixed = {
-            f"model.{self.places[name]}": self._stored(name, torch.lerp(start, moved[name], lam))
-            for name, start in self.a.items()
-        }
+        """Mean loss of a batch at (1−λ)·A + λ·moved: cross-entropy with its labels, or with the ends' prediction."""
+        mixed = {name: torch.lerp(start, moved[name], lam) for name, start in self.a.items()}
+        said = self._logits(mixed, batch, autocast).flatten(0, -2)
+        labels = batch.targets.flatten()
+        if objective == "labels":
+            return F.cross_entropy(said, labels, ignore_index=IGNORED)
+        losses = F.cross_entropy(said, self.mean_prediction(batch, autocast).flatten(0, -2), reduction="none")
+        if batch.targets.ndim == 1:  # a classifier predicts something for every sample, labelled or not
+            return losses.mean()
+        scored = labels != IGNORED  # a sum, not a selection: a CUDA graph has fixed shapes
+        return torch.where(scored, losses, 0.0).sum() / scored.sum()
+
+    @torch.no_grad()
+    def mean_prediction(self, batch: Batch, autocast: torch.dtype | None = None) -> Tensor:
+        """The mean of the probabilities that A and B predict; moving B within its group does not change it."""
+        ends = (torch.softmax(self._logits(tensors, batch, autocast), -1) for tensors in (self.a, self.b))
+        return sum(ends, torch.zeros((), device=self.device)) / 2
+
+    def _logits(self, tensors: Mapping[str, Tensor], batch: Batch, autocast: torch.dtype | None) -> Tensor:
+        held = {f"model.{self.places[name]}": self._stored(name, tensor) for name, tensor in tensors.items()}
         # Autocast without its cache: every tensor is new at every step, and a CUDA graph must not hold cached casts.
         with torch.autocast(self.device.type, autocast, cache_enabled=False) if autocast else nullcontext():
-            said = torch.func.functional_call(_Logits(self.reference, self.module), mixed, (batch.inputs,))
-        return F.cross_entropy(said.float().flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORED)
+            said: Tensor = torch.func.functional_call(_Logits(self.reference, self.module), held, (batch.inputs,))
+        return said.float()
 
     def vector(self, mixture: FlatModel, tensors: Mapping[str, Tensor]) -> Tensor:
         """These tensors in the layout of a mixture."""
@@ -152,15 +175,30 @@ class _Logits(nn.Module):
 
 
 class HeldOutEvaluator:
-    """Measures the barrier of lines from one model, in float32, on the same held-out data each time."""
+    """Measures the barrier of lines from one model, in float32, on the same held-out data each time.
+
+    Where no sample has a label, the divergence (Kullback–Leibler) from the mean prediction of `start` and `end` takes
+    the place of the loss, and that of the ends counts as zero: the mean prediction is better than either of them, so
+    that a line soon has no barrier in the usual sense. `end` is B anywhere on its orbit.
+    """
 
     def __init__(
-        self, mixture: FlatModel, start: Tensor, task: Task, n_points: int, processes: ProcessGroup = SINGLE_PROCESS
+        self,
+        mixture: FlatModel,
+        start: Tensor,
+        end: Tensor,
+        task: Task,
+        n_points: int,
+        processes: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self._mixture, self._start, self._lambdas, self._processes = mixture, start, grid(n_points), processes
         batches = [to_device(batch, start.device) for batch in islice(task, processes.rank, None, processes.size)]
         if batches and start.device.type != "cpu":
             batches = list(regroup(batches, ACCELERATOR_BATCHES * len(batches[0])))
+        if not any(batch.labelled or batch.targets.ndim > 1 for batch in batches):
+            batches = [replace(batch, targets=self._mean_prediction(batch, end)) for batch in batches]
+        soft = [batch.targets for batch in batches if batch.targets.is_floating_point()]
+        self._entropy = float(torch.special.entr(torch.cat(soft).double()).sum(-1).mean()) if soft else None
         self._batches = batches
         self._start_loss = self.loss(start)
         if math.isnan(self._start_loss):
@@ -172,10 +210,22 @@ class HeldOutEvaluator:
 
         Give `end_loss` where it is known: moving B within its symmetries does not change it.
         """
+        if self._entropy is not None:
+            inner = [self.loss(end, lam) - self._entropy for lam in self._lambdas[1:-1]]
+            bad = any(math.isnan(found) for found in inner)
+            return (math.inf, math.inf) if bad else (max(0.0, *inner), sum(inner) / len(inner))
         last = self.loss(end) if end_loss is None else end_loss
         losses = [self._start_loss, *(self.loss(end, lam) for lam in self._lambdas[1:-1]), last]
         found = barrier(self._lambdas, losses).height
         return (math.inf, math.inf) if math.isnan(found) else (found, sum(losses) / len(losses))
+
+    @torch.no_grad()
+    def _mean_prediction(self, batch: Batch, end: Tensor) -> Tensor:
+        found = []
+        for point in (self._start, end):
+            self._mixture.buffer.copy_(point)
+            found.append(torch.softmax(logits(self._mixture.weights, self._mixture.module, batch.inputs).float(), -1))
+        return (found[0] + found[1]) / 2
 
     @torch.no_grad()
     def loss(self, end: Tensor, lam: float = 1.0) -> float:

@@ -6,7 +6,7 @@ training is kept, and when to stop.
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -16,8 +16,17 @@ from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.groups import Element
 from isobasin.learn.data import Augment, BatchSampler, seeded_generator
+from isobasin.learn.optimizer import GroupOptimizer
 from isobasin.learn.parameters import GroupParameters, PermutationProposals, compose
-from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, LinearPath, ProcessGroup, average_gradients
+from isobasin.learn.path_loss import (
+    OBJECTIVES,
+    SINGLE_PROCESS,
+    HeldOutEvaluator,
+    LinearPath,
+    Objective,
+    ProcessGroup,
+    average_gradients,
+)
 from isobasin.model import Transformer
 from isobasin.path.evaluation import FlatModel
 from isobasin.symmetries import Symmetry, symmetry
@@ -43,14 +52,20 @@ def warmup_cosine(step: int, steps: int, *, peak: float, warmup_steps: float) ->
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Adam on the group element with warm-up and cosine decay; the path is measured every `check_every` steps.
+    """How the group element is learned: rates with warm-up and cosine decay, measured every `check_every` steps.
+
+    A step turns a rotation by at most about `turn` radians and moves other parameters by Adam with the rate `lr`.
+    With the objective `ends` the loss is the cross-entropy with the mean of the probabilities that A and B predict,
+    which needs no labels; with `labels` it is that with the labels of the data. `auto` is `ends` for language models
+    and for data without labels.
 
     A step takes `accumulate` batches, each at its own point of the path: the range `lambdas` is cut into as many parts,
     and one point is drawn from each. With `permutations="free"` checks may also permute units.
     """
 
     steps: int = 500
-    lr: float = 3e-3  # peak learning rate
+    lr: float = 0.01  # peak learning rate of scales, angles and matrices
+    turn: float = 0.04  # largest angle of a rotation's step
     warmup: float = 0.05  # share of the steps
     lambdas: tuple[float, float] = (0.4, 0.6)  # the best of several ranges on text and on digits
     accumulate: int = 1
@@ -59,11 +74,13 @@ class TrainConfig:
     check_points: int = 7
     permutations: Permutations = "fixed"
     autocast: torch.dtype | None = None
+    objective: Objective = "auto"
 
     def __post_init__(self) -> None:
         low, high = self.lambdas
         _require(self.steps >= 0, "steps", self.steps, "0 or more")
         _require(self.lr > 0, "lr", self.lr, "more than 0")
+        _require(self.turn > 0, "turn", self.turn, "more than 0")
         _require(0 <= self.warmup <= 1, "warmup", self.warmup, "a share from 0 to 1")
         _require(0 <= low <= high <= 1, "lambdas", self.lambdas, "two points of the path, 0 ≤ low ≤ high ≤ 1")
         _require(self.accumulate >= 1, "accumulate", self.accumulate, "1 or more")
@@ -71,10 +88,11 @@ class TrainConfig:
         _require(self.check_every >= 1, "check_every", self.check_every, "1 or more")
         _require(self.check_points >= 3, "check_points", self.check_points, "3 or more: both ends and one between")
         _require(self.permutations in PERMUTATIONS, "permutations", self.permutations, " or ".join(PERMUTATIONS))
+        _require(self.objective in OBJECTIVES, "objective", self.objective, " or ".join(OBJECTIVES))
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of a step; the warm-up takes one step at least."""
-        return warmup_cosine(step, self.steps, peak=self.lr, warmup_steps=max(1.0, self.warmup * self.steps))
+        """The share of the peak rates that a step takes; the warm-up takes one step at least."""
+        return warmup_cosine(step, self.steps, peak=1.0, warmup_steps=max(1.0, self.warmup * self.steps))
 
     def points(self, step: int, n: int, seed: int) -> list[float]:
         """n points of the path for this step, one from each n-th of `lambdas`, in random order."""
@@ -101,6 +119,7 @@ class LearnResult:
     barrier: float
     history: tuple[tuple[int, float], ...]
     losses: tuple[float, ...] = field(repr=False, default=())
+    objective: Objective = "labels"
 
 
 def learn(
@@ -128,6 +147,10 @@ def learn(
     resume = NullResumeStore() if resume is None else resume
     part = symmetry(b.arch).scoped(scope)
     sampler = BatchSampler(task, seed, device, augment)
+    if config.objective == "auto":
+        config = replace(config, objective="ends" if task.kind == "lm" or not sampler.labelled else "labels")
+    if config.objective == "labels" and not sampler.labelled:
+        raise IsobasinError(f"{task.source}: no sample has a label; expected labelled data, or objective ends")
     trainer = Trainer(a, b, part, start, held_out, config, seed, device, processes)
     state = resume.find(RESUME_SECTION)
     if state:
@@ -162,7 +185,7 @@ class Trainer:
         self._parameters = GroupParameters(part, device)
         self._mixture = mixture = FlatModel.of(self._path.reference, device)
         first, last = (self._path.vector(mixture, end) for end in (self._path.a, self._path.b))
-        self._evaluator = HeldOutEvaluator(mixture, first, held_out, config.check_points, processes)
+        self._evaluator = HeldOutEvaluator(mixture, first, last, held_out, config.check_points, processes)
         self._end_loss = self._evaluator.loss(last)
         self._proposals = PermutationProposals(part, processes) if config.permutations == "free" else None
         self._optimize = Step(self._path, self._parameters, config, processes, self._proposals)
@@ -173,7 +196,7 @@ class Trainer:
         self._losses: list[Tensor] = []
 
     def train_step(self, sampler: BatchSampler) -> None:
-        """One step of Adam on the mean loss of this step's batches; this process computes its share of them."""
+        """One step on the mean loss of this step's batches; this process computes its share of them."""
         n, processes = self._config.accumulate * self._processes.size, self._processes
         mine = range(processes.rank, n, processes.size)
         points = self._config.points(self.step, n, self._seed)
@@ -195,7 +218,7 @@ class Trainer:
 
     def result(self) -> LearnResult:
         losses = torch.stack(self._losses).tolist() if self._losses else []
-        return LearnResult(self._best, self.barrier, tuple(self._history), tuple(losses))
+        return LearnResult(self._best, self.barrier, tuple(self._history), tuple(losses), self._config.objective)
 
     def state(self) -> dict[str, Any]:
         """Everything that a run needs to continue; what is random follows from the seed and the step."""
@@ -261,7 +284,7 @@ class CapturedStep:
 
 
 class Step:
-    """`step(points, batches, rate)` updates the parameters by one step of Adam and returns the sum of the losses.
+    """`step(points, batches, rate)` updates the parameters by one step and returns the sum of the losses.
 
     The gradients of all batches are accumulated on the moved tensors and then go through the group once. `graphed`
     captures the step as a CUDA graph for each shape of batches, up to MAX_GRAPHS shapes, and replays it: small models
@@ -287,7 +310,7 @@ class Step:
         self._max_graphs = 0 if not (default if graphed is None else graphed) else 1 if proposals else MAX_GRAPHS
         self._captured: dict[Hashable, CapturedStep] = {}
         self._rate = torch.zeros((), device=path.device) if on_cuda else 0.0
-        self.optimizer = torch.optim.Adam(parameters.tensors(), lr=self._rate, betas=(0.9, 0.95), capturable=on_cuda)
+        self.optimizer = GroupOptimizer(parameters, lr=config.lr, turn=config.turn, rate=self._rate)
 
     def __call__(self, points: Sequence[float], batches: Sequence[Batch], rate: float) -> Tensor:
         shape = tuple((*((k, t.shape) for k, t in b.inputs.items()), b.targets.shape) for b in batches)
@@ -314,7 +337,7 @@ class Step:
         lies on the CPU, and a CUDA graph would keep its value at capture, zero."""
         self.optimizer.load_state_dict(state)
         for group in self.optimizer.param_groups:
-            group["lr"], group["capturable"] = self._rate, isinstance(self._rate, Tensor)
+            group["lr"] = self._rate
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -328,7 +351,7 @@ class Step:
         leaves = {name: t.detach().requires_grad_(t.requires_grad) for name, t in moved.items()}
         total = torch.zeros((), device=self.path.device)
         for point, batch in zip(points, batches):
-            loss = self.path.loss(leaves, point, batch, self._config.autocast)
+            loss = self.path.loss(leaves, point, batch, self._config.objective, self._config.autocast)
             loss.backward()
             total += loss.detach()
         self.optimizer.zero_grad(set_to_none=True)
@@ -343,6 +366,7 @@ class Step:
             if parameter.grad is not None:  # a path point without a finite loss gives no gradient
                 parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
         self.optimizer.step()
+        self._parameters.recentre()
         return total
 
     def _capture(self, points: Sequence[float], batches: Sequence[Batch]) -> CapturedStep:

@@ -1,6 +1,5 @@
 """Merge several models into one folder with a model card."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -9,15 +8,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 
-from isobasin import __version__
 from isobasin.alignment.trunk import trunk_pair
 from isobasin.checkpoint import CheckpointWriter, dtype_name, output_dtype, with_dtype
-from isobasin.checkpoint.folder import MADE_WITH, MODEL_CARD
+from isobasin.checkpoint.folder import MODEL_CARD
 from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
-from isobasin.merging.average import BLOCK_BYTES, Linear, MergedStack, MergedTensor, write_merged
+from isobasin.merging.average import BLOCK_BYTES, MergedStack, MergedTensor, write_merged
+from isobasin.merging.card import model_card, read_card
 from isobasin.merging.recipe import MAX_ROUNDS, MergeRecipe
 from isobasin.views import Change, View
 from isobasin.weights import ModelSource, Weights, load
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 # Distance left in the median layer, relative to its norm; measured: unrelated models 0.95 to 1.3, fine-tunes 0.05.
 FAR = 0.9
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,8 @@ class MergeResult(Shown):
 
     def _model_card(self, title: str) -> str:
         lines = self.shared.lines if self.shared else ()
-        return model_card(title, self.recipe, self.distances, self.rounds, lines)
+        parents = [read_card(model.path) for model in self.models]
+        return model_card(title, self.recipe, parents, self.distances, self.rounds, lines)
 
     def save(
         self,
@@ -271,70 +269,3 @@ def _name_of(source: ModelSource, number: int) -> str:
         return str(source)
     path = source.path if isinstance(source, Weights) else None
     return str(path or f"model {number}, in memory")
-
-
-def model_card(
-    title: str, recipe: MergeRecipe, distances: "Sequence[Distance]", rounds: int, notes: Sequence[str] = ()
-) -> str:
-    """README.md with front matter for the hub; the names of models may contain any character."""
-    front = {
-        # The hub refuses a card whose base_model is not a repository, so folders are named in the table only.
-        "base_model": [n for n in dict.fromkeys(recipe.models) if _HUB_ID.fullmatch(n) and not Path(n).exists()],
-        "library_name": "transformers",
-        "tags": ["merge", "isobasin"],
-    }
-    table = "\n".join([*_table(recipe, distances), *(f"\n{escaped(line)}" for line in notes)])
-    text = recipe.to_yaml().strip()
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
-    return f"""\
----
-{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip()}
----
-# {escaped(title)}
-
-{_sentence(recipe, rounds)}
-
-{table}
-
-Configuration:
-
-{fence}yaml
-{text}
-{fence}
-"""
-
-
-def _sentence(recipe: MergeRecipe, rounds: int) -> str:
-    how = f"A {recipe.method} merge of {len(recipe.models)} models, {MADE_WITH} {__version__}."
-    if not recipe.align:
-        return f"{how} The models were mixed as they are, without alignment."
-    to = "their common mean" if recipe.to == "mean" else f"model {recipe.to}"
-    times = f" in {rounds} round{'s' if rounds > 1 else ''}" if recipe.to == "mean" else ""
-    return (
-        f"{how} Before mixing, each was moved to {to}{times} by symmetries that leave its function unchanged "
-        f"(scope `{recipe.scope}`, matcher `{recipe.matcher}`)."
-    )
-
-
-def _table(recipe: MergeRecipe, distances: "Sequence[Distance]") -> list[str]:
-    method = recipe.arithmetic()
-    if isinstance(method, Linear):
-        shares = [f"{weight:g}" for weight in method.weights]
-    else:
-        shares = ["start" if i == recipe.start else f"t = {method.t:g}" for i in range(len(recipe.models))]
-    rows = [f"| {i} | {escaped(name)} | {share} |" for i, (name, share) in enumerate(zip(recipe.models, shares))]
-    if not distances:
-        return ["| | model | weight |", "|---|---|---|", *rows]
-    return [
-        "| | model | weight | distance before | distance after |",
-        "|---|---|---|---|---|",
-        *(f"{row} {d.before:.4g} | {d.after:.4g} |" for row, d in zip(rows, distances)),
-        "",
-        f"Distances are shares of the norm of what each was aligned to, over the tensors of scope `{recipe.scope}`.",
-    ]
-
-
-def escaped(text: str) -> str:
-    """A name as plain text in a Markdown table: no character is markup or ends the line."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|&~$-])", r"\\\1", shown)

@@ -277,6 +277,10 @@ def plot_path(result: Source, out: str | Path | None = None, *, metric: str = "l
             for axes in row[1:] if n_pairs > 1 else ():
                 axes.set_ylabel("")
         how = dict.fromkeys(how_aligned(pair) for pair in found.pairs)
+        if len({pair.key for pair in found.pairs}) < n_pairs:  # one pair, aligned in several ways
+            for axes, pair in zip(grid[0], found.pairs):
+                axes.set_title(how_aligned(pair), loc="left")
+            how = {}
         letters = list(dict.fromkeys(letter for pair in found.pairs for letter in (pair.a.letter, pair.b.letter)))
         title = f"The straight line between {', '.join(letters[:-1])} and {letters[-1]}"
         add_caption(figure, title, "; ".join(how), _measured_on(found))

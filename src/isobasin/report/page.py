@@ -64,16 +64,19 @@ def render(results: Sequence[PathResult]) -> str:
         raise IsobasinError("no result to report, expected at least one path.json")
     pairs = [pair for result in results for pair in result.pairs]
     anchors = [f"r{i + 1}-{pair.key}" for i, result in enumerate(results) for pair in result.pairs]
-    body: list[Html | None] = [_overview(pairs, anchors) if len(pairs) > 1 else None]
+    models = {(_ends(p), p.a.details.get("sha256"), p.b.details.get("sha256")) for p in pairs}
+    again = len(models) < len(pairs)  # a pair that was aligned in several ways
+    body: list[Html | None] = [_overview(pairs, anchors, again) if len(pairs) > 1 else None]
     chart = 0
     for i, result in enumerate(results):
         for pair in result.pairs:
-            body.append(_pair_section(result, pair, anchors[chart], chart, alone=len(pairs) == 1))
+            heading = f"{_ends(pair)}: {how_aligned(pair)}" if again else _ends(pair)
+            body.append(_pair_section(result, pair, anchors[chart], chart, heading, alone=len(pairs) == 1))
             chart += 1
         title = "Provenance" if len(results) == 1 else f"Provenance of result {i + 1}"
         body.append(_provenance_section(result, i, title))
-    title = f"Which of {len(pairs)} pairs of models are linearly connected?"
-    if len(pairs) == 1:
+    title = f"Which of {len(models)} pairs of models are linearly connected?"
+    if len(models) == 1:
         title = f"Are {short(pairs[0].a.name, 40)} and {short(pairs[0].b.name, 40)} linearly connected?"
     charts = [_chart_data(pair) for pair in pairs]
     return assemble(title, concat(body), charts=charts, results=[result.raw for result in results])
@@ -156,26 +159,31 @@ def swatch(kind: str) -> Html:
     return element("span", class_=f"swatch {kind}", aria_hidden="true")
 
 
-def _overview(pairs: Sequence[PairResult], anchors: Sequence[str]) -> Html:
-    """The verdicts of all pairs."""
+def _ends(pair: PairResult) -> str:
+    return f"{pair.a.label} to {pair.b.label}"
+
+
+def _overview(pairs: Sequence[PairResult], anchors: Sequence[str], again: bool) -> Html:
+    """The verdicts of all pairs; where one occurs `again`, also how each was aligned."""
     rows = []
     for pair, anchor in zip(pairs, anchors):
         found = verdict(pair)
         link = element("a", f"{short(pair.a.label, 24)} to {short(pair.b.label, 24)}", href=f"#{anchor}")
-        cells = (found.state, text.number(found.naive), text.number(found.aligned), text.percent(found.share))
-        rows.append(table_row(link, *cells))
+        numbers = (text.number(found.naive), text.number(found.aligned), text.percent(found.share))
+        rows.append(table_row(link, *([how_aligned(pair)] if again else []), found.state, *numbers))
     caption = "Loss barriers in nats, and the share of the naive one that is left"
-    return scroll_table("All pairs", ("pair", "verdict", "naive", "aligned", "share"), rows, "summary", caption)
+    heads = ("pair", *(["alignment"] if again else []), "verdict", "naive", "aligned", "share")
+    return scroll_table("All pairs", heads, rows, "summary", caption)
 
 
 # The sections of one pair.
 
 
-def _pair_section(result: PathResult, pair: PairResult, anchor: str, chart: int, *, alone: bool) -> Html:
+def _pair_section(result: PathResult, pair: PairResult, anchor: str, chart: int, heading: str, *, alone: bool) -> Html:
     """Everything about one pair; the heading of a page's only pair is hidden, since the page's title names it."""
     return element(
         "section",
-        element("h2", f"{pair.a.label} to {pair.b.label}", id=f"{anchor}-title", class_="unseen" if alone else None),
+        element("h2", heading, id=f"{anchor}-title", class_="unseen" if alone else None),
         _verdict(pair),
         _curves(result, pair, anchor, chart),
         _numbers(pair),

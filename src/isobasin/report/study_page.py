@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,16 +53,20 @@ DPI = 140  # lower than in other figures: a study has dozens, and they are kept 
 _STAGE_COLOURS = {"none": "#9ecae1", "orthogonal": "#4292c6", "full": "#08519c"}
 
 Scored = Sequence[tuple[CellResult, dict[str, Score]]]
+Watch = Callable[[int, int], None]  # (figures drawn, of)
 Drawing = tuple[str, figures.Size, figures.Draw]  # file name, size, function that draws
 
 
-def write_study_report(folder: Path, output: Path | None = None) -> Path:
-    """Write report.html, summary.json and figures/ into the folder; `output` is another place for the page."""
+def write_study_report(folder: Path, output: Path | None = None, *, watch: Watch | None = None) -> Path:
+    """Write report.html, summary.json and figures/ into the folder; `output` is another place for the page.
+
+    `watch(done, of)` is called after each figure.
+    """
     folder = Path(folder)
     place = folder / PAGE if output is None else Path(output)
     study = read_study(folder)
     check_output_file(place, force=True)
-    names = {path.name for path in write_figures(study, folder / FIGURES)}
+    names = {path.name for path in write_figures(study, folder / FIGURES, watch)}
     for name in _old_figures(folder) - names:
         (folder / FIGURES / name).unlink(missing_ok=True)
     rows = [summary_row(cell) for cell in study.cells]
@@ -499,15 +503,18 @@ def _runs_section(study: Study) -> Html:
 # The figures.
 
 
-def write_figures(study: Study, folder: Path) -> list[Path]:
+def write_figures(study: Study, folder: Path, watch: Watch | None = None) -> list[Path]:
     """Write every figure of the study as PNG and SVG; the folder is created."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     found: list[Path] = []
-    for name, size, draw in _drawings(study):
+    drawings = list(_drawings(study))
+    for done, (name, size, draw) in enumerate(drawings, 1):
         paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
         figures.new_figure(paths, size, draw, dpi=DPI)
         found += paths
+        if watch:
+            watch(done, len(drawings))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from isobasin.alignment.heads import HEAD_DISTANCES, STAGES
 from isobasin.errors import IsobasinError, brief, printable
+from isobasin.learn.path_loss import OBJECTIVES
 from isobasin.model.config import preset_settings
 from isobasin.symmetries import SCOPES
 from isobasin.tasks.datasets import AUGMENTATIONS as AUGMENTATIONS
@@ -144,7 +145,7 @@ def checked(table: Mapping[str, Any], known: Mapping[str, Field], where: str) ->
 
 @dataclass(frozen=True, kw_only=True)
 class MatcherConfig:
-    """One way to align a pair, as a table of the grid gives it. The last four keys are for `learned` only."""
+    """One way to align a pair, as a table of the grid gives it. The last five keys are for `learned` only."""
 
     matcher: str = "weights"
     stage2: str = "full"
@@ -153,6 +154,7 @@ class MatcherConfig:
     steps: int = 500
     rate: float = 3e-3
     augment: str = "none"  # of the images that are learned from
+    objective: str = "labels"
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "MatcherConfig":
@@ -166,7 +168,13 @@ class MatcherConfig:
             if not field.valid(getattr(config, key)):
                 found = brief(getattr(config, key))
                 raise IsobasinError(f"matcher {shown}: {key} is {found}, expected {field.expected}")
-        words = {"matcher": MATCHERS, "stage2": STAGES, "start": STARTS, "augment": AUGMENTATIONS}
+        words = {
+            "matcher": MATCHERS,
+            "stage2": STAGES,
+            "start": STARTS,
+            "augment": AUGMENTATIONS,
+            "objective": OBJECTIVES,
+        }
         if config.head_distance is not None:
             words["head_distance"] = HEAD_DISTANCES
         for key, allowed in words.items():
@@ -182,6 +190,7 @@ class MatcherConfig:
             self.stage2 if self.stage2 != "full" else "",
             self.head_distance or "",
             self.start if self.matcher == "learned" and self.start != "weights" else "",
+            self.objective if self.matcher == "learned" and self.objective != "labels" else "",
         ]
         return "/".join([self.matcher, *filter(None, words)])
 

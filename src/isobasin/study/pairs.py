@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from isobasin.alignment.result import Alignment
 from isobasin.errors import IsobasinError
 from isobasin.files import ResumeFile
 from isobasin.learn.matching import LearnedAlignment, LearnedMatching
+from isobasin.learn.path_loss import Objective
 from isobasin.model import ModelConfig
 from isobasin.path.barrier import Curve, grid
 from isobasin.path.evaluation import FlatModel, evaluate_line
@@ -132,6 +133,7 @@ class Aligner:
             steps=config.steps,
             lr=config.rate,
             check_every=max(1, config.steps // 10),
+            objective=cast(Objective, config.objective),
             autocast=torch.bfloat16 if device.type == "cuda" else None,
             augment=augmentation(config.augment),
             resume=resume,

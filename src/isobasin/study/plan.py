@@ -36,7 +36,7 @@ VERSION: Mapping[str, int] = dict.fromkeys(WORK, 1)
 """Part of the key: increase it when a kind of work gives other numbers for the same settings."""
 
 _KEY_DIGITS = 24  # hexadecimal: 96 bits
-_LEARNED_ONLY = ("start", "steps", "rate", "augment")  # fields of MatcherConfig that only `learned` reads
+_LEARNED_ONLY = ("start", "steps", "rate", "augment", "objective")  # fields of MatcherConfig that only `learned` reads
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,9 @@ def _pretrain(cell: Cell, dataset: str, recipe: Mapping[str, Any], seed: int) ->
 
 
 def _matcher_settings(config: MatcherConfig) -> dict[str, Any]:
-    drop = () if config.matcher == "learned" else _LEARNED_ONLY
+    """Its settings; an objective of labels is left out, as in the keys of jobs before there was another one."""
+    labels = ("objective",) if config.objective == "labels" else ()
+    drop = labels if config.matcher == "learned" else _LEARNED_ONLY
     return {key: value for key, value in asdict(config).items() if key not in drop}
 
 

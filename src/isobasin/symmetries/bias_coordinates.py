@@ -1,6 +1,8 @@
 """Biases that the function does not see, or sees only together with another one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -259,9 +261,15 @@ class TiedShare(Coordinate):
             words: lambda t: t[words] + step(t),
             self.bias: lambda t: t[self.bias] - step(t) @ t[self.shift],
         }
-        for name, _, _ in self.sum.take:
-            changes[name] = lambda t, n=name: t[n] - step(t)  # type: ignore[misc]
-        return changes
+        return changes | {part[0]: partial(_taken, part, step) for part in self.sum.take}
+
+
+def _taken(part: tuple[str, int, int | None], step: Callable[[Tensors], Tensor], tensors: Tensors) -> Tensor:
+    """The rows of a tensor that take a step back."""
+    name, start, stop = part
+    new = tensors[name].clone()
+    _rows(new)[start:stop] -= step(tensors)
+    return new
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -289,7 +297,9 @@ def table_means(arch: Architecture) -> list[TableMean]:
         if name in arch.tensors:
             n_rows, n_heads = arch.shapes[name]
             words = arch.tensors[name].roles[0].axes[1]
-            found.append(TableMean(name, words, n_heads, groups or (tuple(range(n_rows)),)))
+            unread = arch.unread_rows.get(name, [])
+            read = tuple(row for row in range(n_rows) if row not in unread)
+            found.append(TableMean(name, words, n_heads, groups or (read,)))
     return found
 
 

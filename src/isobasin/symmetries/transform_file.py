@@ -21,6 +21,7 @@ FORMAT = "isobasin-transform"
 VERSION = "1"
 MAX_CONDITION = 1e6  # as of GL: beyond it float32 could not carry the element
 _RANKS = {"index": 1, "scale": 1, "kv": 1, "queries": 2, "matrix": 2, "u": 1}
+_ORDERS = ("index", "kv", "queries")
 
 
 def save_transform(transform: Transform, path: str | Path, *, force: bool = False) -> None:
@@ -152,6 +153,11 @@ def _check_parts(path: Path, name: str, space: Space | HeadSpace, pieces: Mappin
             raise TransformError(
                 f"{path}: element {name}: part {part!r:.80} has shape {tuple(tensor.shape)}, which its space does not "
                 "have; make the transform again"
+            )
+        if leaf in _ORDERS and (tensor.is_floating_point() or tensor.is_complex()):
+            raise TransformError(
+                f"{path}: element {name}: part {part!r:.80} holds {str(tensor.dtype).removeprefix('torch.')} numbers, "
+                "expected whole numbers; make the transform again"
             )
         size = tensor.abs() if leaf in ("scale", "u") else torch.ones(1)
         if bool((size > MAX_CONDITION * size.min()).any()):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isobasin.errors import IsobasinError
 from isobasin.runtime import Inputs, image_shape, max_length, reads_targets, vocabulary_size
-from isobasin.shapes import Int
+from isobasin.shapes import Float, Int
 from isobasin.tasks.images import open_pixel_reader, read_images
 from isobasin.tasks.seq2seq import seq2seq_task
 from isobasin.tasks.source import DataError, check_exists, chosen, digest, is_hub_id
@@ -58,6 +58,7 @@ def open_task(
     seq_len: int | None = None,
     seed: int = 0,
     split: str = "test",
+    labelled: bool = True,
 ) -> Task:
     """A task for these models (or one) from a file, a folder, or a hub id if `datasets` is installed.
 
@@ -66,7 +67,8 @@ def open_task(
     of sources and targets; image classifiers the files of MNIST or CIFAR, or a folder per class. Data with splits are
     read from `split`. Without `max_samples` all data are used (of text the first 2²⁴ characters), otherwise the first
     windows of text, or a random subset of the samples in their order. A window has `seq_len` tokens: 256 unless a model
-    accepts less.
+    accepts less. With `labelled=False` the labels of a classifier's data are not read and need not be there: a table
+    without them, or an array of pixels (.npy), is enough to learn from the models' own predictions.
     """
     path = Path(data)
     given = models if isinstance(models, list | tuple) else [models]
@@ -74,7 +76,7 @@ def open_task(
     kind = task_kind(loaded, kind)
     if not is_hub_id(path):
         check_exists(path)
-    request = Request(path, loaded, tokenizer, max_samples, batch_size, seq_len, seed, split).checked()
+    request = Request(path, loaded, tokenizer, max_samples, batch_size, seq_len, seed, split, labelled).checked()
     opener = _OPENERS[kind]
     try:
         return replace(opener(request), source=str(data))
@@ -230,12 +232,15 @@ def _row_windows(shape: torch.Size, length: int, shortest: int) -> list[tuple[in
 def _text_task(request: Request) -> Task:
     """Predict the class of each text; texts are cut to `seq_len` tokens, and padded to the longest of their batch."""
     if request.data.exists() and not is_table(request.data):
-        raise DataError(request.data, "no labels: a text classifier needs a table, CSV, JSONL or parquet")
+        what = "no labels" if request.labelled else "no separate texts"
+        raise DataError(request.data, f"{what}: a text classifier needs a table, CSV, JSONL or parquet")
     model, tokenizer = request.models[0], require_tokenizer(request.models, request.tokenizer)
-    table, count = read_table(request.data, split=request.split), agreed(request.models, "classes", n_classes)
-    numbers = class_numbers(table.labels, count, label_names(request.models), request.data)
+    table = read_table(request.data, split=request.split, labelled=request.labelled)
+    count = agreed(request.models, "classes", n_classes)
     rows = chosen(len(table), request.max_samples, request.seed)
-    texts, targets = [table.texts[i] for i in rows], int64(numbers)[rows]
+    texts, targets = [table.texts[i] for i in rows], torch.full((len(rows),), IGNORED)
+    if request.labelled:
+        targets = int64(class_numbers(table.labels, count, label_names(request.models), request.data))[rows]
     length = window_length(request.models, request.seq_len)
     ids = tokenizer.rows(texts, length)
     for row, one in zip(rows, ids):
@@ -283,10 +288,13 @@ def _padded(ids: Sequence[Sequence[int]], pad: int, weights: Weights) -> dict[st
 def _image_task(request: Request) -> Task:
     """Predict the class of each image; images are decoded batch by batch."""
     if request.data.suffix == ".npy":
+        if not request.labelled:
+            return _pixel_task(request)
         raise DataError(request.data, "an array has no labels: give MNIST's or CIFAR's files, or a folder per class")
     images = read_images(request.data, request.split)
-    count = agreed(request.models, "classes", n_classes)
-    targets = int64(images.targets(count, label_names(request.models), request.data))
+    count, targets = agreed(request.models, "classes", n_classes), torch.full((len(images),), IGNORED)
+    if request.labelled:
+        targets = int64(images.targets(count, label_names(request.models), request.data))
     reader = open_pixel_reader(request.models, request.data)
     used = chosen(len(images), request.max_samples, request.seed)
     content = digest([*images.contents(used, reader), targets[used].numpy().tobytes(), reader.content.encode()])
@@ -299,6 +307,26 @@ def _image_task(request: Request) -> Task:
             yield Batch({"pixel_values": reader.read([images.pixels[i] for i in part])}, targets[part])
 
     return request.task("image", len(used), settings, content, batches)
+
+
+def _pixel_task(request: Request) -> Task:
+    """An array of pixels, without labels."""
+    pixels = read_pixels(request.data, agreed(request.models, "image size", _image_shape))
+    used = pixels[chosen(len(pixels), request.max_samples, request.seed)].to(torch.float32)
+    settings = request.settings("image")
+
+    def batches() -> Iterator[Batch]:
+        for part in used.split(int(settings["batch_size"])):
+            yield Batch({"pixel_values": part}, torch.full((len(part),), IGNORED))
+
+    return request.task("image", len(used), settings, digest([used.numpy().tobytes()]), batches)
+
+
+def _image_shape(weights: Weights) -> tuple[int, int, int]:
+    found = image_shape(weights)
+    if found is None:
+        raise IsobasinError(f"{name_of(weights)}: reads no images; give data of another kind")
+    return found
 
 
 _OPENERS = {
@@ -361,17 +389,7 @@ def _pixel_batches(
     data: Path, weights: Weights, image: tuple[int, int, int], batch: int, seed: int
 ) -> Iterator[Inputs]:
     if data.suffix == ".npy":
-        check_exists(data)
-        array = load_array(data)
-        if not array.is_floating_point() or tuple(array.shape[1:]) != image:
-            raise DataError(
-                data,
-                f"an array of {array.dtype} with shape {tuple(array.shape)}; this model expects pixels "
-                f"(images × {' × '.join(map(str, image))}, floating)",
-            )
-        if not bool(torch.isfinite(array).all()):
-            raise DataError(data, "holds NaN or infinite pixels; expected finite ones")
-        pixels = array[:MAX_IMAGES]
+        pixels = read_pixels(data, image)[:MAX_IMAGES]
         for start in range(0, len(pixels), batch):
             yield {"pixel_values": pixels[start : start + batch].to(torch.float32)}
         return
@@ -379,6 +397,21 @@ def _pixel_batches(
     used = chosen(len(images), MAX_IMAGES, seed)
     for start in range(0, len(used), batch):
         yield {"pixel_values": reader.read([images.pixels[i] for i in used[start : start + batch]])}
+
+
+def read_pixels(data: Path, image: tuple[int, int, int]) -> Float[Tensor, "images channels height width"]:
+    """An array of finite pixels of this shape from a .npy file."""
+    check_exists(data)
+    array = load_array(data)
+    if not array.is_floating_point() or tuple(array.shape[1:]) != image:
+        raise DataError(
+            data,
+            f"an array of {array.dtype} with shape {tuple(array.shape)}; this model expects pixels "
+            f"(images × {' × '.join(map(str, image))}, floating)",
+        )
+    if not bool(torch.isfinite(array).all()):
+        raise DataError(data, "holds NaN or infinite pixels; expected finite ones")
+    return array
 
 
 def _text_rows(data: Path, weights: Weights, limit: int, seed: int) -> Tensor:

@@ -127,5 +127,7 @@ def _library(data: Path, *, needed: bool = True) -> Any:
         return importlib.import_module("datasets")
     except ImportError as error:
         if needed:
-            raise IsobasinError(f"--data {data}: saved by datasets, which is not here: pip install datasets") from error
+            raise IsobasinError(
+                f"--data {data}: saved by datasets, which is not here: pip install 'isobasin[study]'"
+            ) from error
         return None

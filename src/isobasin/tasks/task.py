@@ -41,8 +41,8 @@ class Batch:
     """The inputs of a model and the targets of its outputs.
 
     `targets` are classes (N,), or tokens (N, T) at the positions of the logits that predict them: already shifted for
-    a language model, and IGNORED at positions that are not scored. `n_bytes` is the number of bytes of UTF-8 text that
-    the scored tokens cover.
+    a language model, and IGNORED at positions that are not scored; or probabilities of classes (N, C), which score
+    every sample. `n_bytes` is the number of bytes of UTF-8 text that the scored tokens cover.
     """
 
     inputs: dict[str, Tensor]
@@ -51,6 +51,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether anything is scored."""
+        return self.targets.is_floating_point() or bool((self.targets != IGNORED).any())
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,10 @@ class MetricSums:
 
         If a logit is NaN, the loss and the number of correct predictions are NaN too.
         """
-        flat, targets = logits.float().flatten(0, -2), batch.targets.to(logits.device).flatten()
-        losses = F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="none")
+        flat, targets = logits.float().flatten(0, -2), batch.targets.to(logits.device)
+        aims = targets if targets.is_floating_point() else targets.flatten()
+        losses = F.cross_entropy(flat, aims, ignore_index=IGNORED, reduction="none")
+        targets = aims.argmax(-1) if aims.is_floating_point() else aims
         hits = (flat.max(-1).indices == targets).float().masked_fill(losses.isnan(), math.nan)
         # One transfer for all three: each would synchronise the device.
         losses, hits, scored = torch.stack([losses, hits, (targets != IGNORED).float()]).cpu()
@@ -176,6 +183,7 @@ class Request:
     seq_len: int | None = None
     seed: int = 0
     split: str = "test"
+    labelled: bool = True
 
     def checked(self) -> "Request":
         for name, flag in _FLAGS.items():
@@ -191,7 +199,8 @@ class Request:
     def settings(self, kind: str) -> dict[str, Any]:
         """The settings that every task records."""
         size = self.batch_size or _BATCH_SIZES[kind]
-        return {"batch_size": size, "max_samples": self.max_samples, "seed": self.seed, "split": self.split}
+        found = {"batch_size": size, "max_samples": self.max_samples, "seed": self.seed, "split": self.split}
+        return found if self.labelled else found | {"labelled": False}
 
     def task(
         self,

@@ -156,7 +156,8 @@ def _parquet(file: Path) -> Mapping[str, Sequence[Any]]:
     try:
         pq = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise DataError(file, "a parquet file needs pyarrow: pip install pyarrow, or give CSV or JSONL") from error
+        wanted = "a parquet file needs pyarrow: pip install 'isobasin[study]', or give CSV or JSONL"
+        raise DataError(file, wanted) from error
     try:
         opened = pq.ParquetFile(str(file))
         if opened.metadata.num_rows > _ROWS_PER_BYTE * file.stat().st_size:

@@ -94,9 +94,9 @@ def bart(config: Mapping[str, Any], *, pre_norm: bool = False) -> Architecture:
         places = {stack: f"model.{stack}.layernorm_embedding" for stack in ("encoder", "decoder")}
         norms = {f"n_{stack}": f"layer(resid, {place})" for stack, place in places.items()} | norms
     tensors = {"model.shared.weight": f".{vocab} resid & .{vocab} {last}*" if tied else f".{vocab} resid"}
-    # The table begins with two rows that are never read.
     n_positions = c.size("max_position_embeddings", 1024) + 2
-    tensors |= {f"model.{stack}.embed_positions.weight": f".{n_positions} resid" for stack in ("encoder", "decoder")}
+    positions = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
+    tensors |= dict.fromkeys(positions, f".{n_positions} resid")
     if tied:
         tensors["final_logits_bias"] = f"?.1 .{vocab}"
     elif head == "SequenceClassification":
@@ -118,6 +118,7 @@ def bart(config: Mapping[str, Any], *, pre_norm: bool = False) -> Architecture:
         modules=modules,
         tensors=tensors,
         aliases=dict.fromkeys([*words, *(["lm_head.weight"] if tied else [])], "model.shared.weight"),
+        unread=dict.fromkeys(positions, range(2)),
     )
 
 
@@ -160,6 +161,12 @@ def _attention(layer: _Layer, part: str, qk: str, vo: str, norm: str, source: st
     return attention_modules(names, qk, vo, norm, source, layer.stream)
 
 
+def _decoder_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without tokens for the decoder, BART makes them of those of the encoder, but not without a padding token."""
+    missing = config.get("model_type") == "bart" and config.get("pad_token_id", 1) is None
+    return {"pad_token_id is null": True if missing else None}
+
+
 FAMILIES = tuple(
     Family(
         name,
@@ -171,6 +178,7 @@ FAMILIES = tuple(
         # Without tokens for the decoder, these make them of those of the encoder.
         rare_settings={"decoder_start_token_id": 2} if name == "bart" else {"pad_token_id": 1},
         head_settings={"ForSequenceClassification": {"eos_token_id": 2}},
+        derived_settings=_decoder_tokens,
         inputs=ModelInputs(decoder=True, decoder_start=2 if name == "bart" else "last", bidirectional=True),
         aliases={
             "hidden_size": "d_model",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Kind, Sizes, Space, Sum, build, units_kind
 from isobasin.arch.config import Fields
+from isobasin.arch.families.decoder import middle_bucket
 from isobasin.arch.family import COMMON_HEAD_ORDER, Family, ModelInputs
 from isobasin.errors import ArchitectureError
 
@@ -97,14 +98,12 @@ def bert(config: Mapping[str, Any], names: EncoderNames = BERT, base: str = "ber
     c = Fields(config)
     head, last = _head_and_last_norm(c, "BertModel", "ErnieModel")
     d = c.size("hidden_size")
-    # Hub folders carry heads that their class does not use, so the pooler is listed for every head.
-    modules = {f"{base}.pooler.dense": f"pool {last}*" if head in _POOLED else f"?.{d} {last}*"}
-    modules |= _token_heads(head, last)
+    modules = _pooler(base, head, last, d) | _token_heads(head, last)
     if head in ("SequenceClassification", "MultipleChoice"):
         modules["classifier"] = ". pool*"
     pairs = head in ("NextSentencePrediction", "PreTraining")
-    if head not in ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering"):
-        modules["cls.seq_relationship"] = ". pool*" if pairs else f"?.2 .{d}"
+    if pairs:
+        modules["cls.seq_relationship"] = ". pool*"
     return _encoder(c, base, names, head, modules, _bert_sizes(c))
 
 
@@ -115,13 +114,14 @@ def roberta(config: Mapping[str, Any]) -> Architecture:
     head, last = _head_and_last_norm(c, *bare)
     family = c.word("model_type", "roberta")
     names, base = (DATA2VEC, "data2vec_text") if family == "data2vec-text" else (ROBERTA, "roberta")
-    pooler = f"{base}.pooler.dense"
-    modules = {pooler: f"?.{c.size('hidden_size')} {last}*"} | _token_heads(head, last)
+    modules = _pooler(base, head, last, c.size("hidden_size"), pooled=("MultipleChoice",)) | _token_heads(head, last)
     if head == "SequenceClassification":
         modules |= {"classifier.dense": f"pool {last}*", "classifier.out_proj": ". pool*"}
     elif head == "MultipleChoice":
-        modules |= {pooler: f"pool {last}*", "classifier": ". pool*"}
-    return _encoder(c, family, names, head, modules, _bert_sizes(c))
+        modules |= {"classifier": ". pool*"}
+    pad = c.config.get("pad_token_id", 1)
+    first = pad if isinstance(pad, int) else 0  # positions are counted from there; that of padding itself is `pad`
+    return _encoder(c, family, names, head, modules, _bert_sizes(c), first_position=first)
 
 
 def mpnet(config: Mapping[str, Any]) -> Architecture:
@@ -129,12 +129,12 @@ def mpnet(config: Mapping[str, Any]) -> Architecture:
     ties the order of their heads; that order is a symmetry which is not used."""
     c = Fields(config)
     head, last = _head_and_last_norm(c, "MPNetModel")
-    modules = {"mpnet.pooler.dense": f"?.{c.size('hidden_size')} {last}*"} | _token_heads(head, last)
+    modules = _pooler("mpnet", head, last, c.size("hidden_size"), pooled=("MultipleChoice",)) | _token_heads(head, last)
     if head == "SequenceClassification":
         modules |= {"classifier.dense": f"pool {last}*", "classifier.out_proj": ". pool*"}
     elif head == "MultipleChoice":
-        modules |= {"mpnet.pooler.dense": f"pool {last}*", "classifier": ". pool*"}
-    return _encoder(c, "mpnet", MPNET, head, modules, _bert_sizes(c), types=None, table=_MPNET_TABLE)
+        modules |= {"classifier": ". pool*"}
+    return _encoder(c, "mpnet", MPNET, head, modules, _bert_sizes(c), types=None, table=_MPNET_TABLE, first_position=1)
 
 
 _MPNET_TABLE = "mpnet.encoder.relative_attention_bias.weight"
@@ -152,6 +152,12 @@ def distilbert(config: Mapping[str, Any]) -> Architecture:
     return _encoder(
         c, "distilbert", DISTILBERT, head, modules, sizes, activation="activation", types=None, pool="positive"
     )
+
+
+def _pooler(base: str, head: str, last: str, d: int, pooled: tuple[str, ...] = _POOLED) -> dict[str, str]:
+    """The pooler, in a bare model or in front of a head; others do not read it."""
+    patterns = {"bare": f"?.{d} {last}*", **dict.fromkeys(pooled, f"pool {last}*")}
+    return {f"{base}.pooler.dense": patterns[head]} if head in patterns else {}
 
 
 def _bert_sizes(c: Fields) -> Sizes:
@@ -184,20 +190,27 @@ def _encoder(
     types: int | None = 2,
     pool: Kind = "signed",
     table: str | None = None,
+    first_position: int = 0,
 ) -> Architecture:
     """An encoder with these names. `types` is the default number of token types, `pool` the group of the units of a
-    classifier with two layers, `table` one of relative positions for all layers."""
+    classifier with two layers, `table` one of relative positions for all layers, `first_position` the first row of the
+    table of positions that is read."""
     if c.flag("add_cross_attention", False):
         raise ArchitectureError("config.json: add_cross_attention is true; only encoders are supported")
     vocab, d, bare, lm = c.size("vocab_size"), sizes.d_model, head == "bare", head in _LM_HEADS
     tied = lm and c.flag("tie_word_embeddings", True)
+    n_positions = c.size("max_position_embeddings", 512)
+    first_position = first_position if 0 < first_position < n_positions else 0
     tensors = {
         names.words: f".{vocab} resid & .{vocab} t*" if tied else f".{vocab} resid",
-        names.positions: f".{c.size('max_position_embeddings', 512)} resid",
+        names.positions: f".{n_positions} resid",
         f"{names.embeddings}.position_ids": "-",
     }
+    unread = {names.positions: range(first_position)} if first_position else {}
     if table is not None:
-        tensors[table] = f".{c.size('relative_attention_num_buckets', 32)} .{sizes.n_heads}"
+        n_buckets = c.size("relative_attention_num_buckets", 32)
+        tensors[table] = f".{n_buckets} .{sizes.n_heads}"
+        unread[table] = middle_bucket(n_buckets)
     if types is not None:
         tensors[names.types] = f".{c.size('type_vocab_size', types)} resid"
     if tied or (lm and names.lm_bias_is_copied):
@@ -222,10 +235,11 @@ def _encoder(
         | dict(head_modules)
         | (_lm_modules(names, f"n{2 * sizes.n_layers}", tied, vocab) if lm else {}),
         tensors=tensors,
-        sums=_sums(names, tied, types is not None),
+        sums=_sums(names, tied, types is not None, first_position),
         biases={names.words: names.lm_bias} if tied else {},
         aliases=copies if tied else {},
         tables={table: ()} if table is not None else {},
+        unread=unread,
     )
 
 
@@ -258,10 +272,10 @@ def _lm_modules(names: EncoderNames, last: str, tied: bool, vocab: int) -> dict[
     return dense if tied else dense | {names.lm_decoder: f".{vocab} t*"}
 
 
-def _sums(names: EncoderNames, tied: bool, has_types: bool) -> tuple[Sum, ...]:
+def _sums(names: EncoderNames, tied: bool, has_types: bool, first_position: int) -> tuple[Sum, ...]:
     """Words, positions and token types add up. Tied to the head, the words keep still but for one direction,
     which adds a constant to all logits; the head's bias takes it back."""
-    words, positions, types = ((name, 0, None) for name in (names.words, names.positions, names.types))
+    words, types, positions = (names.words, 0, None), (names.types, 0, None), (names.positions, first_position, None)
     if tied:
         free = (Sum("types", (types,), (positions,)), Sum("words", (words,), (positions,), along="t"))
     else:

@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isobasin.arch.architecture import Architecture, HeadSpace, Kind, Sizes, Space, Sum, build, stream_kind, units_kind
+from isobasin.arch.architecture import (
+    Architecture,
+    HeadSpace,
+    Kind,
+    Sizes,
+    Space,
+    Stack,
+    Sum,
+    build,
+    stream_kind,
+    units_kind,
+)
 from isobasin.arch.config import Fields
 from isobasin.arch.families.decoder import attention_modules
 from isobasin.arch.family import Family, ModelInputs, Part
@@ -36,7 +47,7 @@ def text_tower(c: Fields, *, exposed: bool) -> Tower:
     """The tower of texts; `exposed`: all its final states are outputs."""
     embed = "text_model.embeddings"
     tokens, positions = f"{embed}.token_embedding.weight", f"{embed}.position_embedding.weight"
-    return _tower(
+    return tower(
         c,
         "text",
         stream_kind("layer", bare=exposed),
@@ -57,7 +68,7 @@ def vision_tower(c: Fields, start: int = 0, *, exposed: bool, pooled: bool) -> T
     embed, stream = "vision_model.embeddings", "|vision|" if exposed else "vision"
     image, patch = c.size("image_size", VISION_DEFAULTS["image_size"]), c.size("patch_size", 32)
     positions, first = f"{embed}.position_embedding.weight", f"{embed}.class_embedding"
-    return _tower(
+    return tower(
         c,
         "vision",
         stream_kind("layer", bare=exposed, post_norm=True),
@@ -79,7 +90,7 @@ def vision_tower(c: Fields, start: int = 0, *, exposed: bool, pooled: bool) -> T
     )
 
 
-def _tower(
+def tower(
     c: Fields,
     name: str,
     kind: Kind,
@@ -111,7 +122,9 @@ def _tower(
     return Tower(spaces, heads, norms, modules, tensors, sums, sizes)
 
 
-def joined(family: str, towers: list[Tower], tensors: Mapping[str, str]) -> Architecture:
+def joined(
+    family: str, towers: list[Tower], tensors: Mapping[str, str], stacks: Mapping[str, Stack] | None = None
+) -> Architecture:
     """The architecture of one or two towers, with the tensors behind them."""
     first = towers[0].sizes
     n_layers = sum(tower.sizes.n_layers for tower in towers)
@@ -125,6 +138,7 @@ def joined(family: str, towers: list[Tower], tensors: Mapping[str, str]) -> Arch
         modules={name: text for tower in towers for name, text in tower.modules.items()},
         tensors={name: text for tower in towers for name, text in tower.tensors.items()} | dict(tensors),
         sums=tuple(each for tower in towers for each in tower.sums),
+        stacks=stacks,
     )
 
 

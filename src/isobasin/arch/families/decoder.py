@@ -67,6 +67,15 @@ def attention_modules(
     return dict(zip(names, (f"{qk}* {norm}*", f"{qk} {source}*", f"{vo} {source}*", f"{stream} {vo}*"), strict=True))
 
 
+def middle_bucket(n_buckets: int, max_distance: int = 128) -> range:
+    """The row of a table of relative positions that no pair of tokens has, where both sides have buckets of their own:
+    the first on the right would be for tokens at the same place, which count as on the left. Sizes that make no sense
+    are not judged."""
+    each_side = n_buckets // 2
+    known = each_side >= 2 and max_distance > each_side // 2
+    return range(each_side, each_side + 1) if known else range(0)
+
+
 def parallel_biases(attention: str, feed_forward: str, n_layers: int) -> tuple[Sum, ...]:
     """Both sublayers read the same stream and add to it: of their two output biases only the sum is seen."""
     return tuple(

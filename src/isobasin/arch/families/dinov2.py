@@ -60,6 +60,7 @@ def dinov2(config: Mapping[str, Any]) -> Architecture:
             f"{layer}.layer_scale1.lambda1": f"{layer}.attention.output.dense.weight",
             f"{layer}.layer_scale2.lambda1": f"{layer}.{last}.weight",
         },
+        unread={} if bare else {f"{embed}.mask_token": None},
     )
 
 
@@ -81,6 +82,8 @@ def beit(config: Mapping[str, Any]) -> Architecture:
         sums = _sums(embed, f"{embed}.position_embeddings")
     n_layers = c.size("num_hidden_layers")
     tables: dict[str, tuple[tuple[int, ...], ...]] = {}
+    unread: dict[str, tuple[int, ...] | None] = {f"{embed}.mask_token": None}
+    patches_only = c.flag("use_mean_pooling", True)  # the classifier reads the mean of the patches, or the class token
     if c.flag("use_relative_position_bias", False):
         size = (2 * n_rows - 1) * (2 * n_columns - 1) + 3
         table = f"{layer}.attention.attention.relative_position_bias.relative_position_bias_table"
@@ -88,7 +91,8 @@ def beit(config: Mapping[str, Any]) -> Architecture:
         # The last three rows: from the class token to patches, from patches to it, from it to itself.
         groups = ((*range(size - 3), size - 2), (size - 3, size - 1))
         tables = {table.format(i=i): groups for i in range(n_layers)}
-    last = "beit.pooler.layernorm" if c.flag("use_mean_pooling", True) else "beit.layernorm"
+        unread[table.format(i=n_layers - 1)] = groups[int(patches_only)]  # by queries that the classifier does not read
+    last = "beit.pooler.layernorm" if patches_only else "beit.layernorm"
     return build(
         family="beit",
         positions="relative" if tables else "learned",
@@ -114,6 +118,7 @@ def beit(config: Mapping[str, Any]) -> Architecture:
         }
         if _has_layer_scales(config)
         else {},
+        unread=unread,
     )
 
 

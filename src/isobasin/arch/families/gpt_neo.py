@@ -80,7 +80,7 @@ def _gpt(
 
 
 def opt(config: Mapping[str, Any]) -> Architecture:
-    """The table of positions begins with two rows for padding."""
+    """The table of positions begins with two rows for padding, which no text reaches."""
     c = Fields(config)
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
     d_ff, d_head = c.size("ffn_dim", 4 * d), c.d_head(n_heads, d, key=None)
@@ -111,8 +111,9 @@ def opt(config: Mapping[str, Any]) -> Architecture:
         }
         | head.modules,
         tensors=head.tensors | {positions: f".{c.size('max_position_embeddings', 2048) + 2} resid"},
-        sums=_positions(positions, tokens, head.tied),
+        sums=_positions(positions, tokens, head.tied, first=2),
         aliases=head.aliases,
+        unread={positions: range(2)},
     )
 
 
@@ -131,9 +132,10 @@ def _check_opt(c: Fields, d: int) -> None:
         raise ArchitectureError("config.json: OPT without gains or without its last norm is not supported")
 
 
-def _positions(positions: str, tokens: str, tied: bool) -> tuple[Sum, ...]:
-    """Tied, the same vector added to every row of the embedding would add a constant to all logits."""
-    return () if tied else (Sum("positions", ((positions, 0, None),), ((tokens, 0, None),)),)
+def _positions(positions: str, tokens: str, tied: bool, first: int = 0) -> tuple[Sum, ...]:
+    """Tied, the same vector added to every row of the embedding would add a constant to all logits. `first`: the first
+    row of the table that is read."""
+    return () if tied else (Sum("positions", ((positions, first, None),), ((tokens, 0, None),)),)
 
 
 def _local_layers(config: Mapping[str, Any]) -> dict[str, Any]:

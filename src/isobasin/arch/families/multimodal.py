@@ -32,17 +32,41 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def multimodal(text: TextPart, writes: Mapping[str, str], copied: tuple[str, ...]) -> Callable[..., Architecture]:
+def multimodal(
+    text: TextPart,
+    writes: Mapping[str, str],
+    copied: tuple[str, ...],
+    unread: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda config: (),
+) -> Callable[..., Architecture]:
     """The description of a multimodal model: its language model, the tensors that write image features into the stream
-    (`writes`, with their patterns), and the beginnings of the names of all others."""
+    (`writes`, with their patterns), and the beginnings of the names of all others and, by its config, of those that it
+    does not read."""
 
     def describe(config: Mapping[str, Any]) -> Architecture:
         family, inner = text.of(config)
         arch = family.architecture(inner).prefixed(text.prefix)
         tensors = {**arch.tensors, **{name: parse(pattern) for name, pattern in writes.items()}}
-        return replace(arch, family=config["model_type"], tensors=tensors, copied=copied)
+        kind, skipped = config["model_type"], unread(config)
+        return replace(arch, family=kind, tensors=tensors, copied=copied, copied_unread=skipped)
 
     return describe
+
+
+def _behind_features(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The layers of Llava's vision tower behind the one whose outputs are the features of an image, and its end."""
+    vision, chosen = config.get("vision_config"), config.get("vision_feature_layer", -2)
+    n_layers = 24
+    if isinstance(vision, Mapping):
+        n_layers = vision.get("num_hidden_layers", 12)
+        if vision.get("model_type", "clip_vision_model") not in ("clip_vision_model", "siglip_vision_model"):
+            return ()
+    numbers = chosen if isinstance(chosen, list) else [chosen]
+    if not numbers or not all(type(n) is int for n in (*numbers, n_layers)):
+        return ()
+    most = max(n if n >= 0 else n_layers + 1 + n for n in numbers)
+    tower = "vision_tower.vision_model"
+    layers = tuple(f"{tower}.encoder.layers.{i}." for i in range(max(0, most), min(n_layers, 10_000)))
+    return (*layers, f"{tower}.post_layernorm.", f"{tower}.head.") if most < n_layers else ()
 
 
 def _with_plain_rotary(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,6 +134,7 @@ FAMILIES = (
             _llava,
             {"multi_modal_projector.linear_2.weight": "resid .", "multi_modal_projector.linear_2.bias": "?resid"},
             _LLAVA_PARTS,
+            _behind_features,
         ),
         f"Llava{CLASS}",
         heads=(CLASS,),
@@ -121,7 +146,8 @@ FAMILIES = (
             "vision_feature_layer": -2,
         },
         aliases={"image_token_id": "image_token_index"},
-        ignored=("image_seq_length", "ignore_index", "multimodal_projector_bias"),
+        rare_settings={"multimodal_projector_bias": True},  # false: the biases that a file has are not loaded
+        ignored=("image_seq_length", "ignore_index"),
         text=_llava,
         example=("LLaVA 1.5 7B", {"text_config": {"model_type": "llama"}}),
     ),

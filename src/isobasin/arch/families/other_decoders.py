@@ -40,7 +40,7 @@ def biogpt(config: Mapping[str, Any]) -> Architecture:
     d, n_heads, n_layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
     d_ff, d_head = c.size("intermediate_size"), c.d_head(n_heads, d, key=None)
     head = decoder_head(c, "biogpt.embed_tokens.weight", lm_head="output_projection", tied_default=True)
-    n_positions = c.size("max_position_embeddings", 1024) + 2  # the first two rows are never read
+    positions, n_positions = "biogpt.embed_positions.weight", c.size("max_position_embeddings", 1024) + 2
     return build(
         family="biogpt",
         positions="learned",
@@ -64,8 +64,9 @@ def biogpt(config: Mapping[str, Any]) -> Architecture:
             f"{layer}.fc2": "resid ff{i}*",
         }
         | head.modules,
-        tensors=head.tensors | {"biogpt.embed_positions.weight": f".{n_positions} resid"},
+        tensors=head.tensors | {positions: f".{n_positions} resid"},
         aliases=head.aliases,
+        unread={positions: range(2)},
     )
 
 
@@ -150,10 +151,10 @@ FAMILIES = (
         "BioGptForCausalLM",
         ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification"),
         prefix="biogpt.",
-        settings={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "scale_embedding": True},
+        settings={"hidden_act": "gelu", "scale_embedding": True},
         rare_settings=CAUSAL,
         head_settings={"ForSequenceClassification": {"pad_token_id": 1}},
-        ignored=("activation_dropout", "layerdrop"),
+        ignored=("activation_dropout", "layerdrop", "layer_norm_eps"),
         example=(
             "BioGPT",
             {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24}

@@ -11,7 +11,7 @@ from typing import Any
 
 from isobasin.arch.architecture import Architecture, HeadSpace, Sizes, Space, build, stream_kind, units_kind
 from isobasin.arch.config import Fields
-from isobasin.arch.families.decoder import attention_modules
+from isobasin.arch.families.decoder import attention_modules, middle_bucket
 from isobasin.arch.family import COMMON_HEAD_ORDER, Family, ModelInputs
 
 # transformers ties every head that a file does not have, whatever the config says.
@@ -28,6 +28,7 @@ def t5(config: Mapping[str, Any], *, proj: str = "relu", table_per_layer: bool =
     tied = not bare and c.flag(_TIED, True)
     activation, gated = _activation(config, proj)
     n_buckets = c.size("relative_attention_num_buckets", 32)
+    middle = middle_bucket(n_buckets, c.size("relative_attention_max_distance", 128))
     modules: dict[str, str] = {}
     tensors = {"shared.weight": f".{vocab} resid & .{vocab} f*" if tied else f".{vocab} resid"}
     norms = {"e": f"rms(resid, encoder.final_layer_norm{', exposed' if bare else ''})"}
@@ -68,6 +69,7 @@ def t5(config: Mapping[str, Any], *, proj: str = "relu", table_per_layer: bool =
         tensors=tensors | {f"{module}.weight": text for module, text in modules.items()},
         aliases=dict.fromkeys(words, "shared.weight"),
         tables=dict.fromkeys(tables, ()),
+        unread=dict.fromkeys((table for table in tables if table.startswith("encoder.")), middle),
     )
 
 

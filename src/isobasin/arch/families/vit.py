@@ -36,13 +36,15 @@ def _patches(c: Fields, family: str, bare_class: str, masked_class: str, tokens:
         f"{layer}.attention.output.dense": "resid vo{i}*",
         f"{layer}.intermediate.dense": "ff{i} m{i}*",
         f"{layer}.output.dense": "resid ff{i}*",
-        f"{family}.pooler.dense": "?. f*",
     }
-    if c.architecture == masked_class:
+    masked = c.architecture == masked_class
+    if bare:
+        modules[f"{family}.pooler.dense"] = "?. f*"
+    elif masked:
         modules["decoder.0"] = ". f* .1 .1"
     elif c.architecture.endswith("WithTeacher"):
         modules |= {"cls_classifier": ". f*", "distillation_classifier": ". f*"}
-    elif not bare:
+    else:
         modules["classifier"] = ". f*"
     positions = f"{embed}.position_embeddings"
     patches = ((f"{embed}.patch_embeddings.projection.bias", 0, None), (f"{embed}.mask_token", 0, None))
@@ -75,6 +77,7 @@ def _patches(c: Fields, family: str, bare_class: str, masked_class: str, tokens:
             ),
             Sum("patches", patches, ((positions, n_tokens, None),)),
         ),
+        unread={} if bare or masked else {f"{embed}.mask_token": None},
     )
 
 
