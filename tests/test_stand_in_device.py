@@ -1,7 +1,6 @@
 """Commands that take `--device`, on a stand-in for an accelerator: the same answers, and no tensors of two devices."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
