@@ -65,6 +65,9 @@ class Matrix(Element):
     def tensors(self) -> dict[str, Tensor]:
         return {"matrix": self.value}
 
+    def matrix(self) -> Tensor:
+        return self.value
+
     @cached_property
     def is_identity(self) -> bool:
         return torch.equal(self.value, _eye_like(self.value))
