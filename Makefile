@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Nothing here may reach out to the hub: tests and demo build their own models.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: test demo lint test-all golden campaign bench clean
+.PHONY: test demo lint test-all test-cuda golden campaign bench clean
 .DEFAULT_GOAL := test
 
 # Tests run in two processes, so each keeps to one thread.
@@ -23,6 +23,10 @@ test: lint
 
 test-all: lint
 	ISOBASIN_SLOW=1 $(BIN)/python -m pytest -q -n 2
+
+# On a machine with CUDA: what takes --device, each command compared with the answer of the processor.
+test-cuda: $(INSTALLED)
+	ISOBASIN_SLOW=1 $(BIN)/python -m pytest -q tests/test_accelerator.py tests/learn/test_learn_cuda.py
 
 # Recomputes every recorded result of the command line; a line for each deviation.
 golden: $(INSTALLED)

@@ -127,7 +127,8 @@ def from_embeddings(problem: AlignmentProblem) -> tuple[dict[str, Element], floa
 
 
 def _square_of_tables(tensors: Tensors) -> float:
-    return float(sum(t.square().sum(dtype=torch.float64) for t in tensors.values()))
+    """Of the matrices alone: gains are folded, and the same in every model."""
+    return float(sum(t.square().sum(dtype=torch.float64) for t in tensors.values() if t.ndim > 1))
 
 
 def embedding_distance(a: Weights, b: Weights, *, device: torch.device) -> float:

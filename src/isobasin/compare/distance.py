@@ -8,8 +8,9 @@ Unrelated models are made from B's blocks, moved so that they no longer fit toge
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean, median
 from typing import Literal, Protocol
 
@@ -36,6 +37,7 @@ from isobasin.symmetries.transform import Transform
 from isobasin.weights import ModelSource, Weights, load, read_part
 
 NULL_SAMPLES = 8
+AT_ONCE = 8  # unrelated models that are compared at the same time on an accelerator
 LARGE = 2**20  # weights of models whose unrelated models are compared in float32
 # Distances of copies, measured: 0.4 (0.6 if both are rounded) of the relative rounding of their types, and 2e-8 without
 # rounding; 10 small steps of fine-tuning: 0.01.
@@ -697,12 +699,19 @@ def _null_similarities(
         {**identity, **{name: map_by_all_blocks(a, model, pairs, spaces[name], identity) for name in by_all_blocks}}
         for model in models
     ]
+
+    def similarity(x: str, y: str, model: BlockModel, here: Elements) -> float:
+        if x in spaces and spaces[x].kind != "fixed" and x not in by_all_blocks:
+            here = {**here, x: group_of(spaces[x]).nearest(_embedding_overlap(a, model, spaces[x], here))}
+        return BlockPair.of(a, model, x, y, here).distance().similarity
+
     rows: list[list[float]] = [[] for _ in models]
     for x, y in [*ends, *pairs]:
-        for k, model in enumerate(models):
-            here = maps[k]
-            if x in spaces and spaces[x].kind != "fixed" and x not in by_all_blocks:
-                here = {**here, x: group_of(spaces[x]).nearest(_embedding_overlap(a, model, spaces[x], here))}
-            rows[k].append(BlockPair.of(a, model, x, y, here).distance().similarity)
+        on_cuda = next(iter(a.block(x).values())).device.type == "cuda"
+        models[0].block(y)  # what all unrelated models share is read before threads ask for it
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # the host solves the assignments of several meanwhile
+            run = pool.map if on_cuda else map
+            for row, each in zip(rows, run(partial(similarity, x, y), models, maps)):
+                row.append(each)
         report(sum(map(len, rows)))
     return rows

@@ -57,6 +57,10 @@ class Matrix(Element):
 
     def permutation_part(self) -> "Matrix":
         """A rotation carries no permutation: what can only be permuted must have been folded away before."""
+        return self._permutation_part
+
+    @cached_property
+    def _permutation_part(self) -> "Matrix":
         return Matrix(_eye_like(self.value), orthogonal=True)
 
     def take(self, index: Int[Tensor, " m"]) -> "Matrix":

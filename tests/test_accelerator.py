@@ -1,4 +1,5 @@
-"""Commands that take `--device`, on a stand-in for an accelerator: the same answers, and no tensors of two devices."""
+"""Commands that take `--device`, on CUDA where there is an accelerator (`make test-cuda`), and else on a stand-in for
+one: the same answers as on the processor, and no tensors of two devices."""
 
 import os
 
@@ -16,6 +17,15 @@ from stand_in import DEVICE, OnDevice, stand_in
 pytestmark = pytest.mark.hf
 FULL = os.environ.get("ISOBASIN_SLOW") == "1"  # unrelated models take many sweeps, and each operation is slow here
 FAMILIES = ("llama-gqa", "bert-masked-lm-tied")
+
+
+@contextmanager
+def accelerator() -> Iterator[torch.device]:
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with stand_in() as device:
+        yield device
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +48,7 @@ def test_align(name: str, copy: bool, pairs: dict[str, tuple[ib.Weights, ...]]) 
     a, scrambled, other = pairs[name]
     b = scrambled if copy else other
     expected = ib.align(b, to=a)
-    with stand_in() as device:
+    with accelerator() as device:
         found = ib.align(b, to=a, device=device)
     assert found.head_permutation == expected.head_permutation
     assert found.distance_after == pytest.approx(expected.distance_after, rel=1e-6, abs=1e-9)
@@ -49,7 +59,7 @@ def test_equal_distance_and_fingerprint(copy: bool, pairs: dict[str, tuple[ib.We
     a, scrambled, other = pairs["llama-gqa"]
     b = scrambled if copy else other
     expected, far = ib.equivalent(a, b), ib.distance(a, b, null_samples=2)
-    with stand_in() as device:
+    with accelerator() as device:
         found = ib.equivalent(a, b, device=device)
         near = ib.distance(a, b, null_samples=2, device=device)
         mine, _ = fingerprint_with_errors(b, device)
@@ -61,7 +71,7 @@ def test_equal_distance_and_fingerprint(copy: bool, pairs: dict[str, tuple[ib.We
 def test_scramble_and_apply(pairs: dict[str, tuple[ib.Weights, ...]]) -> None:
     a, _, _ = pairs["bert-masked-lm-tied"]
     moved = scramble(a, seed=5).apply(a)
-    with stand_in() as device:
+    with accelerator() as device:
         there = a.resident(device)
         also = scramble(there, seed=5).apply(there, device=device)
         tensors = {name: also[name].cpu() for name in also}
