@@ -2,6 +2,8 @@
 one: the same answers as on the processor, and no tensors of two devices."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
