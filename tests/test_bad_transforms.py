@@ -325,8 +325,8 @@ def _refuse(path: Path) -> bool:
 
 COMMANDS = {
     "nonsense": r"No such command 'nonsense'",
-    "info": r"Missing argument 'model'",
-    "apply t": r"Missing argument 'model'",
+    "info": r"Missing argument 'MODEL'",
+    "apply t": r"Missing argument 'MODEL'",
     "check nowhere": r"'nowhere' is neither a folder nor a model in the local Hugging Face cache",
     "--scope": r"No such option: --scope",
 }

@@ -17,7 +17,7 @@ from isobasin.cli.help import EXAMPLES
 from isobasin.cli.study import study
 
 NAMES = [*COMMANDS, *(f"study {command.name}" for command in study.registered_commands)]
-SCREEN = 50  # lines of 80 columns
+SCREEN = 56  # lines of 80 columns
 ISOBASIN = "from isobasin.cli import main; main()"
 
 
@@ -128,7 +128,8 @@ def test_the_shell_completes_commands_and_options() -> None:
 
 def test_the_completion_script_is_shown() -> None:
     command = [sys.executable, "-c", ISOBASIN, "--show-completion", "bash"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    named = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # else the shell around the tests
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=named)
     assert (done.returncode, done.stderr) == (0, "")
     assert "_ISOBASIN_COMPLETE=complete_bash" in done.stdout
 

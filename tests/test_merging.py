@@ -15,8 +15,9 @@ from isobasin.alignment.matchers import WeightMatching
 from isobasin.checkpoint import open_checkpoint
 from isobasin.errors import ArchitectureError, CheckpointError, IsobasinError
 from isobasin.merging.average import CHUNK, Linear, Slerp, combine
+from isobasin.merging.card import escaped, model_card
 from isobasin.merging.joint_alignment import align_many
-from isobasin.merging.merge import MergeResult, escaped, merge, model_card
+from isobasin.merging.merge import MergeResult, merge
 from isobasin.merging.recipe import MergeRecipe
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.transform import scramble

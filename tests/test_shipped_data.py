@@ -13,10 +13,10 @@ from isobasin.tasks import read_images
 MOST_BYTES = 2_300_000
 SHARES = [0.0987, 0.1124, 0.0993, 0.1022, 0.0974, 0.0904, 0.0986, 0.1044, 0.0975, 0.0992]  # of all 60,000
 SUMS = {
-    "digits/A/config.json": "1f52dfdf3f9439ac8640992a8ac18d6900a331377d16f85a6e12e164290265cc",
-    "digits/A/model.safetensors": "37dd1c09e4f763c3e08ce7c273f8dba634deffcf062cdb713db0eda9569eaf43",
-    "digits/B/config.json": "1f52dfdf3f9439ac8640992a8ac18d6900a331377d16f85a6e12e164290265cc",
-    "digits/B/model.safetensors": "6e218155129a338996ad82808e41de4d2ecd3a4cf17bd34f12ae0e98ff661081",
+    "digits/A/config.json": "3c4efb2c6fa77acbc9cc5942049a5ca69c422e73de34b78d56db539674cab10d",
+    "digits/A/model.safetensors": "481c7adb915fc3f797025a4301ec1ee56fb71fdf330b3174109d218c29353c6d",
+    "digits/B/config.json": "3c4efb2c6fa77acbc9cc5942049a5ca69c422e73de34b78d56db539674cab10d",
+    "digits/B/model.safetensors": "af45a08aeec2b07f4bf612e1aa44996da7b7d54d11a479bcea0e280bcd959b0c",
     "mnist/t10k-images-idx3-ubyte.gz": "9059cadffa1d514790be34d5e8435a289f65a851f2c1b380e98494e256425ffd",
     "mnist/t10k-labels-idx1-ubyte.gz": "9016d84c0ff2a402884fc39ac1dfcb3ec411c5581759174110390192c6e1c7b5",
     "mnist/train-images-idx3-ubyte.gz": "2914b7c2c66f3d172ee7000fac0838fcf23cdd30c17f59a30f1ee76384097790",

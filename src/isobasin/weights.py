@@ -99,7 +99,9 @@ class Weights(Shown, Mapping[str, Tensor]):
 
     def resident(self, device: torch.device) -> "Weights":
         """The same model, read once, in its stored types, and kept on this device; itself where there is no room."""
-        if isinstance(self.tensors, ReadOnce) or self.n_params * self.dtype.itemsize > room(device, self.memory):
+        shapes = self.arch.shapes
+        n_bytes = sum(torch.Size(shapes.get(name, ())).numel() * t.itemsize for name, t in self.dtypes.items())
+        if isinstance(self.tensors, ReadOnce) or n_bytes > room(device, self.memory):
             return self
         source = self.tensors if device.type == "cpu" else _ReadAhead(self.tensors, list(self.dtypes))
         kept = ReadOnce(source, device)

@@ -164,7 +164,7 @@ def test_an_element_outside_the_group_is_caught_layer_by_layer(tmp_path: Path) -
 def unchecked(model: Weights, transform: Transform) -> Tensors:
     """The moved model, whether or not the elements lie in their groups."""
     tensors: Tensors = AsFloat64(model)
-    for stage in transform._stages(symmetry(model.arch), model.arch):
+    for stage in transform._stages(model.arch):
         tensors = View(tensors, stage)
     return tensors
 

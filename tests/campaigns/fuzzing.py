@@ -45,13 +45,14 @@ from task_subjects import write_idx, write_picture
 import path_documents
 import tiny
 from isobasin.cli.distance import _read_fingerprint
+from isobasin.cli.options import MemoryOptions
 from isobasin.compare.fingerprint import fingerprint
 from isobasin.errors import IsobasinError, one_line
 from isobasin.files import ResumeFile
 from isobasin.merging.recipe import read_recipe
 from isobasin.model import ModelConfig, Transformer
 from isobasin.report import read_result, verdict
-from isobasin.runtime import image_shape, max_length, vocabulary_size
+from isobasin.runtime import CPU, image_shape, max_length, vocabulary_size
 from isobasin.study.config import read_grid
 from isobasin.study.store import stored_studies
 from isobasin.symmetries import symmetry
@@ -172,7 +173,13 @@ def _checkpoint_readers(root: Path) -> Iterator[Reader]:
     yield _reader("index", root, index, _read_model, (root / "index" / index).read_bytes())
     yield from _pickled(root)
     llama = load(root / "config-llama-gqa")
-    yield _reader("fingerprint", root, "f.txt", lambda file: _read_fingerprint(str(file)), str(fingerprint(llama)))
+    yield _reader(
+        "fingerprint",
+        root,
+        "f.txt",
+        lambda file: _read_fingerprint(str(file), CPU, MemoryOptions()),
+        str(fingerprint(llama)),
+    )
     files = []
     for seed, model in enumerate((llama, load(root / "own"), load(root / "config-gpt2-lm-tied"))):
         save_transform(scramble(model, seed=seed), root / f"t{seed}.safetensors")

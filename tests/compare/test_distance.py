@@ -149,5 +149,5 @@ def test_what_can_not_be_compared_is_refused() -> None:
 def test_the_text_gives_score_null_and_distance() -> None:
     weights = model(2)
     text = str(distance(weights, scrambled(weights), null_samples=1))
-    assert text.startswith("score 1.0000, unrelated models score at most ")
+    assert text.startswith("same: score 1.0000, unrelated models score at most ")
     assert "of ‖A‖ (as stored " in text

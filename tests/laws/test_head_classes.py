@@ -20,10 +20,10 @@ TOO_LARGE = ("BeitForSemanticSegmentation",)  # needs twelve layers
 
 
 def classes(name: str) -> list[str]:
-    """The classes of transformers for a model type, from the tables behind its Auto classes."""
+    """The classes of transformers for a model type, from the tables behind its Auto classes, and the usual one."""
     from transformers.models.auto import modeling_auto
 
-    found: set[str] = set()
+    found = {FAMILIES[name].model_class}
     for table in (getattr(modeling_auto, n) for n in dir(modeling_auto) if n.endswith("_MAPPING_NAMES")):
         names = table.get(name, ())
         found |= {names} if isinstance(names, str) else set(names)

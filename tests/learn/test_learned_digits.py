@@ -54,7 +54,7 @@ def test_two_seeds_meet() -> None:
     learned = ib.align(b, to=a, matcher=matcher)
     moved = {"naive": b, "weights": weights.transform.apply(b), "learned": learned.transform.apply(b)}
     barrier = {name: evaluate_path(a, end, task, n_points=points).barrier.height for name, end in moved.items()}
-    assert barrier["naive"] > 0.3
+    assert barrier["naive"] > 0.25
     assert barrier["weights"] < 0.5 * barrier["naive"]
     assert barrier["learned"] < 0.1 * barrier["naive"]
     assert learned.held_out["learned"] <= min(learned.held_out["start"], learned.held_out["naive"])

@@ -334,7 +334,7 @@ def test_the_command_shows_progress_by_figures(tmp_path: Path, monkeypatch: pyte
         yield lambda *step: None if quiet else told.append(step)
 
     monkeypatch.setattr("isobasin.cli.study.progress", recorded)
-    monkeypatch.setattr("isobasin.report.figures.save_figure", lambda paths, *_, **__: list(paths))
+    monkeypatch.setattr("isobasin.report.figures.new_figure", lambda paths, *_, **__: list(paths))
     study = full_study(tmp_path / "study")
     assert run(["study", "report", str(study)]) == 0
     assert [step[0] for step in told] == ["drawing figures"] * len(told)

@@ -99,7 +99,8 @@ class MemoryOptions:
     """How much of a model may stay in memory."""
 
     memory: Annotated[
-        str, typer.Option(help="Host memory for one copy of a model; a larger model is read several times.")
+        str,
+        typer.Option(metavar="SIZE", help="Host memory for one copy of a model; a larger model is read several times."),
     ] = "512MiB"
 
     def load(self, source: str) -> "Weights":
