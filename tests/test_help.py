@@ -78,7 +78,7 @@ def test_options_of_learning_have_a_group_of_their_own(capsys: pytest.CaptureFix
         "Arguments", "Options", "Alignment", "Learning (--matcher learned)", "Data", "Output", "General", "Examples",
     ]  # fmt: skip
     assert re.findall(r"^  (--[\w-]+)", groups["Learning (--matcher learned)"], re.MULTILINE) == [
-        "--held-out", "--init", "--steps", "--lr", "--permutations",
+        "--held-out", "--init", "--steps", "--lr", "--objective", "--unlabelled", "--permutations",
     ]  # fmt: skip
     assert "--to A" in groups["Options"]
     assert "--output" in groups["Options"]  # required, so not among those of the output

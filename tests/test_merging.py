@@ -15,7 +15,7 @@ from isobasin.alignment.matchers import WeightMatching
 from isobasin.checkpoint import open_checkpoint
 from isobasin.errors import ArchitectureError, CheckpointError, IsobasinError
 from isobasin.merging.average import CHUNK, Linear, Slerp, combine
-from isobasin.merging.card import escaped, model_card
+from isobasin.merging.card import ParentCard, escaped, model_card
 from isobasin.merging.joint_alignment import align_many
 from isobasin.merging.merge import MergeResult, merge
 from isobasin.merging.recipe import MergeRecipe
@@ -264,7 +264,7 @@ ODD = ["a: b", "*x|y*`", '"q"\n---\n', "```", "ü ☃", "bad\udcff", "{{x}} #", 
 @pytest.mark.parametrize("name", ODD)
 def test_a_card_is_valid_whatever_models_are_called(name: str) -> None:
     recipe = MergeRecipe(models=(name, "other"), weights=(0.5, 0.5), align=True, scope="s", matcher="m")
-    card = model_card(name, recipe, (), 1)
+    card = model_card(name, recipe, (ParentCard(), ParentCard()), (), 1)
     card.encode("utf-8")
     _, front, body = card.split("---\n", 2)
     assert yaml.safe_load(front)["tags"] == ["merge", "isobasin"]

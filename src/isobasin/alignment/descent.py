@@ -100,7 +100,10 @@ def _solve_wide(
             break
     best = descend(rough, min(trials, key=lambda t: t.square), most=sweeps, tolerance=1e-3, on_sweep=on_sweep)
     _, after, elements, matched = match_blocks(problem, best.elements)
-    return SweepState(elements, (*best.history, after), best.converged, matched)
+    found = SweepState(elements, (*best.history, after), best.converged, matched)
+    if not after <= COPY_THRESHOLD * best.history[0]:
+        return found
+    return descend(problem, replace(found, converged=False), most=sweeps, tolerance=1e-3, on_sweep=on_sweep)
 
 
 def _starts(problem: AlignmentProblem, from_tables: dict[str, Element]) -> list[dict[str, Element]]:
