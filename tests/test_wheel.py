@@ -14,6 +14,7 @@ import pytest
 
 import isobasin
 
+FULL = os.environ.get("ISOBASIN_SLOW") == "1"
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What a person tries first: every command that reads a file of the package, and the data of the demo.
@@ -60,6 +61,8 @@ def smoke(python: str, inside: Path, mode: str, place: Path, **environment: str)
     return done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="what the wheel's test runs, once more; ISOBASIN_SLOW=1 runs it")
 def test_a_source_folder_without_metadata_works(tmp_path: Path) -> None:
     source = Path(isobasin.__file__).parents[1]
     printed = smoke(sys.executable, source, "no metadata", tmp_path / "run", PYTHONPATH=str(source))
