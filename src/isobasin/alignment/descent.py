@@ -3,7 +3,7 @@
 One sweep reads each model once, block by block: the units or heads of a block are matched with the stream where it
 stands, and the block's overlap on the stream is added up; at the end one Procrustes (or assignment) moves the stream.
 The objective never rises from sweep to sweep: an element that would raise it is not taken. Where the stream is held,
-blocks are independent and one visit of each is enough.
+blocks are independent and one visit of each is enough; for copies too, as embeddings and head give the stream's map.
 """
 
 from collections.abc import Callable, Iterator, Mapping
