@@ -119,7 +119,7 @@ def from_embeddings(problem: AlignmentProblem) -> tuple[dict[str, Element], floa
     ‖A − gB‖² / (‖A‖² + ‖B‖²), 0 for copies, and next to 1 for models that have nothing in common."""
     here, left, size = problem.identity, 0.0, 0.0
     for stream in problem.streams:
-        found, gain = _nothing(problem, stream), 0.0
+        found = _nothing(problem, stream)
         for a, b in problem.pieces(stream):
             found = found + _stream_overlap(problem, stream, a, b, here)
             size += _square_of_tables(a) + _square_of_tables(b)
