@@ -89,7 +89,7 @@ def test_standard_error_that_is_closed_or_full() -> None:
 def test_help_in_a_locale_of_ascii() -> None:
     done = program("align", "--help", env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"})
     assert (done.returncode, done.stderr) == (0, "")
-    assert "cuda:1, " in done.stdout  # what follows is no letter of ASCII
+    assert r"\u2026" in done.stdout
 
 
 def test_help_that_nobody_reads_is_no_error() -> None:

@@ -1,5 +1,6 @@
 """Help of the command line: one line for each option, in groups, and examples; old spellings; `--family FILE`."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ class Command(TyperCommand):
             ctx.params[name] = _at(given, revision) if isinstance(given, str) else [_at(one, revision) for one in given]
         return rest
 
+    def get_help(self, ctx: Any) -> str:
+        return _printable(super().get_help(ctx))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}
         for param in self.get_params(ctx):
@@ -104,12 +108,21 @@ class ModelCommand(Command):
 class Group(TyperGroup):
     """A group of commands whose help shows the first sentence of each, whole."""
 
+    def get_help(self, ctx: Any) -> str:
+        return _printable(super().get_help(ctx))
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         formatter.write("\nCommands (isobasin COMMAND --help shows the options of each):\n")
         formatter.indent()
         formatter.write_dl([(name, _first_sentence(command.help or "")) for name, command in found if command])
         formatter.dedent()
+
+
+def _printable(text: str) -> str:
+    """Letters that the terminal does not have, escaped: click would write them as UTF-8 where it reports ASCII."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _first_sentence(text: str) -> str:
