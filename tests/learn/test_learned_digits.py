@@ -19,7 +19,8 @@ from isobasin.tasks import Batch, Task, open_task, read_images, scaled
 from isobasin.weights import Weights
 
 FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"
-SMALL = ib.ModelConfig.from_dict(MODEL.to_dict() | {"d_model": 32, "d_ff": 48, "n_layers": 1})
+SIZES = {"d_model": 32, "d_head": 16, "rotary_dims": 16, "d_ff": 48, "n_layers": 1}  # whatever the demo's are
+SMALL = ib.ModelConfig.from_dict(MODEL.to_dict() | SIZES)
 CONFIG, TRAINING, STEPS, RATE = (MODEL, 400, 250, 1e-2) if FULL else (SMALL, 100, 30, 2e-2)
 
 
@@ -54,7 +55,7 @@ def test_two_seeds_meet() -> None:
     learned = ib.align(b, to=a, matcher=matcher)
     moved = {"naive": b, "weights": weights.transform.apply(b), "learned": learned.transform.apply(b)}
     barrier = {name: evaluate_path(a, end, task, n_points=points).barrier.height for name, end in moved.items()}
-    assert barrier["naive"] > 0.25
+    assert barrier["naive"] > 0.3
     assert barrier["weights"] < 0.5 * barrier["naive"]
     assert barrier["learned"] < 0.1 * barrier["naive"]
     assert learned.held_out["learned"] <= min(learned.held_out["start"], learned.held_out["naive"])
