@@ -545,6 +545,7 @@ def test_a_packed_study_of_many_levels(tmp_path: Path) -> None:
         ("phi3-gqa", "model.layers.0.self_attn.o_proj.bias", "model.norm.weight"),
         ("gpt2-classifier", "score.bias", None),
         ("gpt_neox-classifier", "score.bias", None),
+        ("llama-classifier", "score.bias", None),
     ],
 )
 def test_a_bias_that_transformers_does_not_load_is_refused(name: str, bias: str, like: str | None) -> None:

@@ -151,8 +151,9 @@ def with_other_heads(name: str) -> Iterator[tuple[ib.Weights, ib.Weights, str]]:
             other = ib.load(tiny.randomize(kind._from_config(copy.deepcopy(model.config)), 5))
         except (IsobasinError, ValueError, AttributeError):  # the class has no model of this config
             continue
-        extra = {n: other[n] for n in other if n not in weights.arch.tensors and n not in weights.arch.aliases}
-        if extra:
+        read = weights.arch.tensors.keys() | weights.arch.aliases.keys()
+        extra = {n: other[n] for n in other if n not in read}
+        if extra and not any(n.removesuffix(".bias") + ".weight" in read for n in extra):  # else it is refused
             tensors = {weights.names.on_disk[n]: weights.stored(n) for n in weights}
             yield weights, ib.load(tensors | extra, {**model.config.to_dict(), "architectures": [own]}), kind.__name__
 

@@ -143,7 +143,9 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
     names = resolve(family, arch, shapes)
     unknown = [n for n in names.on_disk if n not in arch.tensors and not n.startswith(arch.copied)]
     if unknown:
-        arch = arch.with_unread(_of_other_classes(family, config, unknown))
+        others = _of_other_classes(family, config, unknown)
+        _check_partial_heads(family.class_of(config), arch, others)
+        arch = arch.with_unread(others)
         names = resolve(family, arch, shapes)
     described = {name: disk for name, disk in names.on_disk.items() if not name.startswith(arch.copied)}
     _check_biases(*family.language_model(config), described)
@@ -214,6 +216,18 @@ def _of_other_classes(family: Family, config: Mapping[str, Any], unknown: Iterab
                 if name in known:
                     found.setdefault(name, known[name])
     return found
+
+
+def _check_partial_heads(kind: str, arch: Architecture, others: Iterable[str]) -> None:
+    """Refuse the bias of another class's head if this class reads the weight beside it: the head would be used without
+    its bias."""
+    for name in others:
+        weight = name.removesuffix(".bias") + ".weight"
+        if name.endswith(".bias") and (weight in arch.tensors or weight in arch.aliases):
+            raise ArchitectureError(
+                f"{name}: {kind} reads {weight} but has no such bias, and transformers ignores it: remove it, or name "
+                "the class that it was saved from in architectures of config.json"
+            )
 
 
 def _check_depth(config: Mapping[str, Any], n_tensors: int) -> None:
