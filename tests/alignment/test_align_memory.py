@@ -24,7 +24,7 @@ pytestmark = [
 
 FULL = os.environ.get("ISOBASIN_SLOW", "0") == "1"
 MARGIN = 120 * 2**20  # what a run may allocate beside the imported libraries
-WHOLE_MARGIN = 181 * 2**20  # the same for sweeps, which hold a block of both models in several states
+WHOLE_MARGIN = 150 * 2**20  # the same for sweeps, which hold a block of both models in several states
 D, KV, FF = 512, 128, 1024  # width, width of keys and values (8 query and 2 kv heads of 64), feed-forward
 SETTINGS = {
     "model_type": "llama",

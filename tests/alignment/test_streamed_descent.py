@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +102,22 @@ def test_a_sweep_reads_each_model_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert {n: read[n] for n in sizes} == {n: 2 * size for n, size in sizes.items()}  # two models under each name
     sweep(problem, start)
     assert {n: read[n] for n in sizes} == {n: 4 * size for n, size in sizes.items()}
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_elements_keep_copies_only_where_memory_allows(
+    held: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if not held:
+        request.getfixturevalue("streamed")
+    a, b = (saved("llama-gqa", tmp_path, seed) for seed in (0, 1))
+    problem = whole(a, b)
+    start = from_embeddings(problem)[0]
+    _, first, _ = sweep(problem, start)
+    _, second, _ = sweep(problem, first)
+    elements = [*start.values(), *first.values(), *second.values()]
+    kept = {id(g): set(vars(g)) - {part.name for part in fields(g)} for g in elements}  # type: ignore[arg-type]
+    assert any(kept.values()) == held, kept
 
 
 def test_a_descent_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ class Subject:
                 found.append(tiny.logits(model.eval(), self.case.inputs(0)))
             if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
                 found.append(_in_two_steps(model, self.case.inputs(0)["input_ids"]))
+            if "decoder_input_ids" in self.case.inputs(0):
+                found.append(tiny.logits(model, self.case.inputs(0) | {"use_cache": True}))
             return tuple(found)
         except Exception:
             return None
@@ -160,9 +162,10 @@ def subject(name: str) -> Subject:
     return Subject(case, model, config, outputs)
 
 
-def read_attributes(model: Any) -> set[str]:
-    """Every attribute of the config that building and running the class reads."""
-    config, read = copy.deepcopy(model.config), set()
+def read_attributes(model: Any, part: str = "") -> set[str]:
+    """Every attribute of the config, or of the config of a part, that building the class reads."""
+    whole, read = copy.deepcopy(model.config), set()
+    config = getattr(whole, part) if part else whole
     kind = type(config)
 
     def get(self: Any, name: str) -> Any:
@@ -170,7 +173,7 @@ def read_attributes(model: Any) -> set[str]:
         return kind.__getattribute__(self, name)
 
     config.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get})
-    type(model)._from_config(config, attn_implementation="eager")
+    type(model)._from_config(whole, attn_implementation="eager")
     return {name for name in read if not name.startswith("_") and not hasattr(kind, name)}
 
 
@@ -200,11 +203,17 @@ def mutations(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield key, config | {key: value}
             if key.startswith(("rope_", "rotary", "partial")) and key != "rope_parameters":
                 yield key, {k: v for k, v in config.items() if k != "rope_parameters"} | {key: value}
-    for part in FAMILIES[config["model_type"]].parts:
+    for part in described_parts(config):
         inner = config[part]
-        for key in sorted(set(inner) - NOT_A_KEY):
-            for value in other_values(key, inner[key]):
+        for key in sorted((set(inner) | set(VALUES)) - NOT_A_KEY):
+            for value in other_values(key, inner.get(key)):
                 yield f"{part}: {key}", config | {part: inner | {key: value}}
+
+
+def described_parts(config: dict[str, Any]) -> list[str]:
+    """The parts of a multimodal model that are run here: towers that are described, or the language model."""
+    family = FAMILIES[config["model_type"]]
+    return [*family.parts, *(["text_config"] if family.text is not None else [])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,6 +274,8 @@ def test_a_key_that_transformers_ignores_is_ignored(name: str) -> None:
     # A key that is read may count on other inputs.
     models = {o: (a, o.weights or a) for o in still if o.key not in NEUTRAL_KEYS}
     read = {o for o, pair in models.items() if any(keys_that_matter(w, [o.key]) for w in pair)}
+    of_parts = {f"{part}: {key}" for part in described_parts(a.config) for key in read_attributes(subject(name).model, part)}
+    read |= {o for o in still if o.key in of_parts}
     still = [o for o in still if o not in read]
     wrong = []
     for o in still:

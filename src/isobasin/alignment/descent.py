@@ -189,6 +189,7 @@ def sweep(problem: AlignmentProblem, elements: Elements) -> tuple[float, dict[st
     square, _, now, matched = match_blocks(problem, elements, on_streams)
     for stream in problem.streams:
         now[stream] = _nearest(problem, stream, on_streams[stream] + _overlap_between_streams(problem, stream, now))
+        _forget_copies(problem, elements[stream])
     return square, now, matched
 
 
@@ -207,10 +208,15 @@ def match_blocks(
             now[name] = found.element
         if found.heads is not None:
             matched[name] = found.heads
-        for stream, part in found.on_streams.items():
-            assert on_streams is not None
-            on_streams[stream] = on_streams[stream] + part
+        if on_streams is not None:
+            _add(on_streams, found.on_streams)
+        del found  # its tables of the streams are not kept during the next visit
     return before, after, now, matched
+
+
+def _add(on_streams: dict[str, Overlap], more: Mapping[str, Overlap]) -> None:
+    for stream, part in more.items():
+        on_streams[stream] = on_streams[stream] + part
 
 
 @dataclass(frozen=True)
@@ -230,7 +236,10 @@ def _visits(problem: AlignmentProblem, now: Elements, *, add_overlaps: bool) -> 
     no space but the streams: the host solves the assignments and the factors inside heads of some meanwhile."""
     if problem.device.type != "cuda" or not problem.blocks_are_separate:
         for name in problem.blocks:
+            past = now.get(name)
             yield name, _visit(problem, name, now, add_overlaps)
+            if name not in problem.streams:
+                _forget_copies(problem, past, now.get(name))
             if problem.device.type == "cpu":
                 trim_heap()
         return
@@ -243,6 +252,13 @@ def _visits(problem: AlignmentProblem, now: Elements, *, add_overlaps: bool) -> 
             yield from zip(problem.blocks, visits)
     finally:
         torch.set_num_threads(threads)
+
+
+def _forget_copies(problem: AlignmentProblem, *elements: Element | None) -> None:
+    """Free what elements keep to act faster, where memory is short; there are many more of them than are in use."""
+    if not problem.held:
+        for element in filter(None, elements):
+            element.forget_copies()
 
 
 def _visit(problem: AlignmentProblem, name: str, now: Elements, add_overlaps: bool) -> _Visit:

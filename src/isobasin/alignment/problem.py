@@ -135,6 +135,11 @@ class AlignmentProblem:
     def form_b(self) -> NormalForm:
         return NormalForm(self.b, self.part, self.dtype, self.device, self.coordinates)
 
+    @property
+    def held(self) -> bool:
+        """Whether both models stay in memory."""
+        return self.form_a.held and self.form_b.held
+
     @cached_property
     def activation_term(self) -> ActivationTerm:
         return ActivationTerm.of(self.matcher.correlations, self.matcher.activation_weight, self.form_a, self.form_b)

@@ -11,7 +11,7 @@ True
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -106,6 +106,15 @@ class Element(ABC):
     def rescaled(self, scale: Tensor) -> "Element":
         """This element, then a scale per coordinate; only elements with scales have one."""
         raise ValueError("this element has no scale per coordinate")
+
+    def forget_copies(self) -> None:
+        """Free what acting has kept for the next time: copies in other types, duals and faces. They are made again."""
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}  # type: ignore[arg-type]
+        for kept in vars(self).keys() - parts.keys():
+            del self.__dict__[kept]
+        for part in parts.values():
+            if isinstance(part, Element):
+                part.forget_copies()
 
     def signed_matrix(self) -> Tensor:
         """A dense matrix without scales: a rotation, a permutation with signs, or the permutation of heads."""
