@@ -21,6 +21,7 @@ from isobasin.alignment.result import Alignment
 from isobasin.alignment.verification import combined
 from isobasin.arch import HeadSpace
 from isobasin.errors import IsobasinError
+from isobasin.model import ModelConfig, Transformer
 from isobasin.runtime import random_inputs
 from isobasin.symmetries import heads_group, symmetry
 from isobasin.symmetries.attention import AttentionMatrices
@@ -228,3 +229,19 @@ def test_two_workers_find_what_one_does(matcher: str, tmp_path: Path) -> None:
 def test_workers_need_folders() -> None:
     with pytest.raises(IsobasinError, match="workers need both models as folders on disk"):
         align(model("llama-gqa", seed=1), to=model("llama-gqa"), matcher=ATTENTION, workers=2)
+
+
+def test_rounding_does_not_choose_the_map_of_a_stream_wider_than_its_tables() -> None:
+    """Embedding and head have 14 rows together: in the other 18 of 32 directions they say nothing about the map."""
+    sizes = {"d_model": 32, "n_layers": 1, "n_heads": 4, "d_ff": 8, "d_vocab": 7, "n_positions": 9}
+    config = ModelConfig(positions="rope", norm="rms", bias=False, **sizes)  # type: ignore[arg-type]
+    a, b = ({k: t.double() for k, t in Transformer(config, seed=s).state_dict().items()} for s in (0, 1))
+    rng = torch.Generator().manual_seed(3)
+    units = {k: 2e-16 * torch.randint(-1, 2, t.shape, generator=rng).double() for k, t in b.items()}
+    rounded = {k: t * (1 + units[k]) for k, t in b.items()}
+    to = load(a, config.to_dict())
+    one, two = (align(load(x, config.to_dict()), to=to, matcher=WeightMatching(scope="model")) for x in (b, rounded))
+    assert one.distance_after < 0.9 * one.distance_before
+    assert one.distance_after == pytest.approx(two.distance_after, rel=1e-9)
+    maps = [found.transform.elements["resid"].matrix() for found in (one, two)]
+    assert float((maps[0] - maps[1]).abs().max()) < 1e-6

@@ -24,6 +24,7 @@ from isobasin.groups import (
     SignedPermutation,
     Trivial,
 )
+from isobasin.groups.group import polar
 from isobasin.groups.monomial import Scales
 
 EXACT = 1e-10
@@ -215,3 +216,49 @@ def test_permutations_act_as_every_element_does_bit_for_bit(
     assert torch.equal(found, Element.act(g, x, axis))
     if dtype == torch.float64 and not g.is_identity:
         assert not torch.equal(found, x)
+
+
+# -- overlaps that say nothing about some directions --------------------------------------------------------------------
+
+
+def singular_overlap(group: Group, rank: int, seed: int) -> torch.Tensor:
+    """The product of two tables with fewer rows than columns; for the maps that fix the all-ones vector of rows without
+    a mean, beside it."""
+    rng = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(2, rank, group.n, generator=rng, dtype=torch.float64)
+    if isinstance(group, OrthogonalFixingOnes):
+        return (a - a.mean(1, keepdim=True)).mT @ (b - b.mean(1, keepdim=True)) + 1 / group.n
+    return a.mT @ b
+
+
+@settings(deadline=None)
+@given(st.sampled_from([Orthogonal, OrthogonalFixingOnes]), st.integers(4, 40), st.integers(0, 3), seeds)
+def test_what_a_singular_overlap_leaves_free_stays_near_the_identity(
+    kind: type[Orthogonal | OrthogonalFixingOnes], n: int, rank: int, seed: int
+) -> None:
+    group = kind(n)
+    overlap = singular_overlap(group, rank, seed)
+    found = group.project(overlap)
+    assert group.contains(found)
+    # As good as any element: the trace is the sum of the singular values.
+    assert near((overlap * found.matrix()).sum(), torch.linalg.svdvals(overlap).sum())
+    # Of the elements that are as good, none is nearer to the identity.
+    u, s, vt = torch.linalg.svd(overlap)
+    free = s < 1e-8
+    assert int(free.sum()) == n - rank - (kind is OrthogonalFixingOnes)
+    turns = Orthogonal(int(free.sum())).sample(20, seed=seed).matrix()
+    others = u[:, ~free] @ vt[~free] + u[:, free] @ turns @ vt[free]
+    traces = torch.diagonal(others, dim1=1, dim2=2).sum(1)
+    assert float(traces.max()) <= float(torch.trace(found.matrix())) + EXACT
+    if rank == 0:
+        assert near(found.matrix(), torch.eye(n, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("group", [Orthogonal(24), OrthogonalFixingOnes(24)])
+def test_rounding_does_not_choose_where_a_singular_overlap_says_nothing(group: Group) -> None:
+    overlap = singular_overlap(group, 10, seed=1)
+    rng = torch.Generator().manual_seed(2)
+    rounded = overlap * (1 + 2e-16 * torch.randint(-1, 2, overlap.shape, generator=rng).double())
+    one, two = (group.project(x).matrix() for x in (overlap, rounded))
+    assert near(one, two, 1e-8)
+    assert not near(*(polar(x) for x in (overlap, rounded)), 1e-2)  # the control: without that choice it does

@@ -218,8 +218,10 @@ class OrthogonalFixingOnes(_Rotations):
         return close(element.value.sum(-1), torch.ones_like(element.value[..., 0]))
 
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Matrix:
-        frame = _frame_on(self.n, matrix.device)
-        return self._extend(nearest_orthogonal(frame.mT @ matrix.to(FLOAT) @ frame).cpu())
+        frame, matrix = _frame_on(self.n, matrix.device), matrix.to(FLOAT)
+        means = torch.stack([matrix.mean(-1), matrix.mean(-2)]) * self.n**0.5
+        beside = float(means.norm(dim=-1).max())
+        return self._extend(nearest_orthogonal(frame.mT @ matrix @ frame, beside=beside).cpu())
 
     def _extend(self, small: Tensor) -> Matrix:
         frame = _frame_on(self.n, small.device)
