@@ -10,9 +10,10 @@ import torch
 from align_subjects import held, model, moved_outputs, scrambled, worst_tensor
 
 import tiny
+from isobasin.alignment import descent
 from isobasin.alignment.align import align
 from isobasin.alignment.candidates import AlignOptions, align_part
-from isobasin.alignment.descent import solve, sweep
+from isobasin.alignment.descent import _as_copy, from_embeddings, solve, sweep
 from isobasin.alignment.heads import HeadMatch, match_heads
 from isobasin.alignment.matchers import ActivationMatching, WeightMatching
 from isobasin.alignment.problem import AlignmentProblem
@@ -232,16 +233,46 @@ def test_workers_need_folders() -> None:
 
 
 def test_rounding_does_not_choose_the_map_of_a_stream_wider_than_its_tables() -> None:
-    """Embedding and head have 14 rows together: in the other 18 of 32 directions they say nothing about the map."""
-    sizes = {"d_model": 32, "n_layers": 1, "n_heads": 4, "d_ff": 8, "d_vocab": 7, "n_positions": 9}
+    """Embedding and head have 8 rows together: in the other 8 of 16 directions they say nothing about the map."""
+    sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 4, "d_vocab": 4, "n_positions": 9}
     config = ModelConfig(positions="rope", norm="rms", bias=False, **sizes)  # type: ignore[arg-type]
     a, b = ({k: t.double() for k, t in Transformer(config, seed=s).state_dict().items()} for s in (0, 1))
     rng = torch.Generator().manual_seed(3)
     units = {k: 2e-16 * torch.randint(-1, 2, t.shape, generator=rng).double() for k, t in b.items()}
     rounded = {k: t * (1 + units[k]) for k, t in b.items()}
-    to = load(a, config.to_dict())
-    one, two = (align(load(x, config.to_dict()), to=to, matcher=WeightMatching(scope="model")) for x in (b, rounded))
+    to, whole = load(a, config.to_dict()), WeightMatching(scope="model", stage2="none")
+    one, two = (align(load(x, config.to_dict()), to=to, matcher=whole) for x in (b, rounded))
     assert one.distance_after < 0.9 * one.distance_before
     assert one.distance_after == pytest.approx(two.distance_after, rel=1e-9)
     maps = [found.transform.elements["resid"].matrix() for found in (one, two)]
     assert float((maps[0] - maps[1]).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize(("noise", "near"), [(0.1, True), (0.3, False)])
+def test_the_short_way_of_copies_leads_where_the_long_one_does(
+    noise: float, near: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On both sides of the threshold; what is farther takes the long way."""
+    a = model("llama-gqa")
+    b = scrambled(with_relative_noise(a, noise), "model").b
+    problem = posed("llama-gqa", "model", a, b)
+    assert (_as_copy(problem, from_embeddings(problem)[0]) is not None) == near
+    found = []
+    for threshold in (1.0, 0.0):
+        monkeypatch.setattr(descent, "COPY_THRESHOLD", threshold)
+        found.append(align(b, to=a, matcher=WeightMatching(scope="model")))
+    short, long = found
+    assert short.distance_after == pytest.approx(long.distance_after, rel=1e-3)
+    assert short.distance_after < 0.3 < short.distance_before
+
+
+def test_an_unrelated_model_is_no_copy() -> None:
+    problem = posed("llama-gqa", "model")
+    assert _as_copy(problem, from_embeddings(problem)[0]) is None
+
+
+def with_relative_noise(a: Weights, share: float) -> Weights:
+    """Every matrix with noise of this share of the deviation of its numbers."""
+    rng = torch.Generator().manual_seed(5)
+    noise = {n: share * a[n].std() * torch.randn(a[n].shape, generator=rng) for n in a if a[n].dim() > 1}
+    return held(a, {n: a[n] + each for n, each in noise.items()})

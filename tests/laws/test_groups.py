@@ -24,7 +24,7 @@ from isobasin.groups import (
     SignedPermutation,
     Trivial,
 )
-from isobasin.groups.group import polar
+from isobasin.groups.group import is_singular, polar
 from isobasin.groups.monomial import Scales
 
 EXACT = 1e-10
@@ -262,3 +262,10 @@ def test_rounding_does_not_choose_where_a_singular_overlap_says_nothing(group: G
     one, two = (group.project(x).matrix() for x in (overlap, rounded))
     assert near(one, two, 1e-8)
     assert not near(*(polar(x) for x in (overlap, rounded)), 1e-2)  # the control: without that choice it does
+
+
+@pytest.mark.parametrize("rank", [0, 1, 10, 23, 24])
+def test_singular_overlaps_are_seen_without_their_singular_values(rank: int) -> None:
+    overlap = singular_overlap(Orthogonal(24), rank, seed=rank)
+    assert is_singular(overlap) == (rank < 24)
+    assert is_singular(overlap, beside=1e18)  # all of it is rounding of what was beside it

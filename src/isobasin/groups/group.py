@@ -318,7 +318,7 @@ def nearest_orthogonal(matrix: Tensor, *, beside: float = 0.0) -> Tensor:
     if matrix.dim() > 2:
         return polar(matrix.cpu())
     small = matrix.device.type == "cpu" or len(matrix) <= LARGEST_BY_SVD
-    if small or float(torch.linalg.cond(matrix, 1)) >= 1 / zero_share(matrix):
+    if small or is_singular(matrix, beside):
         return _polar_nearest_to_identity(matrix.cpu(), beside)
     return polar(matrix[None], iterate=True)[0]
 
@@ -331,6 +331,12 @@ def _polar_nearest_to_identity(matrix: Float[Tensor, "n n"], beside: float) -> F
     if bool(free.any()):
         u[:, free] = u[:, free] @ polar(u[:, free].mT @ vt[free].mT)
     return u @ vt
+
+
+def is_singular(matrix: Float[Tensor, "n n"], beside: float = 0.0) -> bool:
+    """Whether some direction counts as zero beside the largest, by products and an inverse alone."""
+    larger = (beside / torch.linalg.matrix_norm(matrix, 1)).clamp_min(1)
+    return not float(torch.linalg.cond(matrix, 1) * larger) < 1 / zero_share(matrix)
 
 
 def zero_share(matrix: Tensor) -> float:
