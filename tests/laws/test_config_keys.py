@@ -274,7 +274,8 @@ def test_a_key_that_transformers_ignores_is_ignored(name: str) -> None:
     # A key that is read may count on other inputs.
     models = {o: (a, o.weights or a) for o in still if o.key not in NEUTRAL_KEYS}
     read = {o for o, pair in models.items() if any(keys_that_matter(w, [o.key]) for w in pair)}
-    of_parts = {f"{part}: {key}" for part in described_parts(a.config) for key in read_attributes(subject(name).model, part)}
+    model, parts = subject(name).model, described_parts(a.config)
+    of_parts = {f"{part}: {key}" for part in parts for key in read_attributes(model, part)}
     read |= {o for o in still if o.key in of_parts}
     still = [o for o in still if o not in read]
     wrong = []

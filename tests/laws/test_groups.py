@@ -218,7 +218,7 @@ def test_permutations_act_as_every_element_does_bit_for_bit(
         assert not torch.equal(found, x)
 
 
-# -- overlaps that say nothing about some directions --------------------------------------------------------------------
+# -- overlaps that say nothing about some directions ------------------------------------------------------------------
 
 
 def singular_overlap(group: Group, rank: int, seed: int) -> torch.Tensor:
