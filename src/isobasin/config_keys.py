@@ -8,6 +8,7 @@ without its weights, on the device `meta`, and its config records what is read.
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,13 +35,14 @@ def unknown_settings(weights: Weights) -> dict[str, Any]:
 
 def part_settings(weights: Weights) -> dict[str, Any]:
     """The values in the configs of the parts of a multimodal model that are not the default of transformers; of parts
-    that are described only those that their families do not know. Empty for other models."""
+    that are described only those that their families do not know and the model reads. Empty for other models."""
     found: dict[str, Any] = {}
     if weights.family.text is None and not weights.family.parts:
         return found
     described = {"text_config": weights.family.language_model(weights.config)}
     described |= {key: weights.family.part(key, weights.config) for key in weights.family.parts}
     whole = _part_attributes(weights, weights.config)
+    read = cache(partial(_attributes_read, weights))
     for part, config in weights.config.items():
         if not part.endswith("_config") or not isinstance(config, Mapping):
             continue
@@ -49,9 +51,20 @@ def part_settings(weights: Weights) -> dict[str, Any]:
         for key in sorted(set(config) - known):
             others = {k: v for k, v in config.items() if k != key}
             without = _part_attributes(weights, {**weights.config, part: others})
-            if whole is None or without is None or whole.get(part) != without.get(part):
+            changed = None if whole is None or without is None else _differing(whole.get(part), without.get(part))
+            if changed is None or (changed and (family is None or _reads(read(), part, changed))):
                 found[f"{part}: {key}"] = config[key]
     return found
+
+
+def _differing(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> set[str]:
+    one, other = one or {}, other or {}
+    return {name for name in {*one, *other} if one.get(name, ABSENT) != other.get(name, ABSENT)}
+
+
+def _reads(read: set[str] | None, part: str, names: Iterable[str]) -> bool:
+    """Whether the model reads one of these attributes of the config of a part, or can not be asked."""
+    return read is None or not read.isdisjoint(f"{part}: {name}" for name in names)
 
 
 def _part_attributes(weights: Weights, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -102,12 +115,14 @@ def _attributes(weights: Weights, config: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def _attributes_read(weights: Weights) -> set[str] | None:
-    """The attributes of the config that are read while the model is built and run; None if it can not be run."""
+    """The attributes of the config that are read while the model is built and run, those of the configs of its parts as
+    `part: name`; None if it can not be run."""
     try:
         kind, config, options = pretrained_class(weights)
         config._experts_implementation = "batched_mm"  # the plain formula asks which experts are chosen
         config.use_cache = True  # some keys are read by the cache of keys and values alone, as generation uses it
-        read = _recorded(config)
+        parts = {key: inner for key, inner in vars(config).items() if hasattr(inner, "attribute_map")}
+        read, of_parts = _recorded(config), {key: _recorded(inner) for key, inner in parts.items()}
         with torch.device("meta"):
             model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32, **options).eval()
         inputs = random_inputs(weights, n=1)[0]
@@ -115,8 +130,10 @@ def _attributes_read(weights: Weights) -> set[str] | None:
             model(**{name: x.to("meta") for name, x in inputs.items()})
     except Exception:  # what fails without weights can not be told from what fails with them
         return None
-    names = frozenset(read)
-    return {config.attribute_map.get(name, name) for name in names} - NEUTRAL_KEYS
+    names = {config.attribute_map.get(name, name) for name in frozenset(read)} - NEUTRAL_KEYS
+    for key, inner in parts.items():
+        names |= {f"{key}: {inner.attribute_map.get(name, name)}" for name in frozenset(of_parts[key])}
+    return names
 
 
 def _recorded(config: Any) -> set[str]:

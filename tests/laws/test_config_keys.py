@@ -174,7 +174,7 @@ def read_attributes(model: Any, part: str = "") -> set[str]:
 
     config.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get})
     type(model)._from_config(whole, attn_implementation="eager")
-    return {name for name in read if not name.startswith("_") and not hasattr(kind, name)}
+    return {name for name in read if not name.startswith("_")}
 
 
 def other_values(key: str, value: Any) -> list[Any]:
@@ -304,6 +304,21 @@ def test_no_key_makes_a_scrambled_model_another_function(name: str) -> None:
             wrong.append(f"{o}; scrambled {change:.1e}")
     assert not wrong
     assert len({o.key for o in moving}) >= 2, "the mutations reach too little"
+
+
+@pytest.mark.parametrize("name", ["clip-towers", "siglip-towers"])
+def test_a_key_of_a_tower_counts_if_the_tower_reads_it(name: str) -> None:
+    s = subject(name)
+    a = s.weights(s.config)
+
+    def with_key(key: str, value: Any) -> ib.Weights:
+        return s.weights(s.config | {"text_config": s.config["text_config"] | {key: value}})
+
+    ignored, read = with_key("embedding_multiplier", 2.0), with_key("is_causal", not a.config.get("is_causal", False))
+    assert not differing_settings(a, ignored)
+    assert _digest(a) == _digest(ignored)
+    assert "text_config: is_causal" in differing_settings(a, read)
+    assert _digest(a) != _digest(read)
 
 
 def test_the_check_of_scrambled_models_sees_a_wrong_group() -> None:
