@@ -130,6 +130,7 @@ class Subject:
                 found.append(_in_two_steps(model, self.case.inputs(0)["input_ids"]))
             if "decoder_input_ids" in self.case.inputs(0):
                 found.append(tiny.logits(model, self.case.inputs(0) | {"use_cache": True}))
+                found.append(_with_its_own_decoder_ids(model, self.case.inputs(0)))
             return tuple(found)
         except Exception:
             return None
@@ -148,6 +149,14 @@ def _in_two_steps(model: Any, ids: Tensor) -> Tensor:
     with torch.no_grad():
         start = model(ids[:, :-1], use_cache=True)
         return model(ids[:, -1:], past_key_values=start.past_key_values, use_cache=True).logits.flatten(1)
+
+
+def _with_its_own_decoder_ids(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Some classes make the decoder's tokens from those of the encoder; a large constant where that fails."""
+    try:
+        return tiny.logits(model, {key: ids for key, ids in inputs.items() if not key.startswith("decoder_")})
+    except Exception:
+        return torch.tensor(1e9)
 
 
 @cache
