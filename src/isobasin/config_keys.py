@@ -42,7 +42,7 @@ def part_settings(weights: Weights) -> dict[str, Any]:
     described = {"text_config": weights.family.language_model(weights.config)}
     described |= {key: weights.family.part(key, weights.config) for key in weights.family.parts}
     whole = _part_attributes(weights, weights.config)
-    read = cache(partial(_attributes_read, weights))
+    read = cache(partial(attributes_read, weights))
     for part, config in weights.config.items():
         if not part.endswith("_config") or not isinstance(config, Mapping):
             continue
@@ -94,7 +94,7 @@ def keys_that_matter(weights: Weights, keys: Iterable[str]) -> list[str]:
     keys = list(keys)
     if not keys:
         return []
-    read, config = _attributes_read(weights), _attributes(weights, weights.config)
+    read, config = attributes_read(weights), _attributes(weights, weights.config)
     if read is None or config is None:
         return keys
     found = []
@@ -114,7 +114,7 @@ def _attributes(weights: Weights, config: Mapping[str, Any]) -> dict[str, Any] |
         return None
 
 
-def _attributes_read(weights: Weights) -> set[str] | None:
+def attributes_read(weights: Weights) -> set[str] | None:
     """The attributes of the config that are read while the model is built and run, those of the configs of its parts as
     `part: name`; None if it can not be run."""
     try:

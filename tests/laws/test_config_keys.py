@@ -22,7 +22,7 @@ import tiny
 from isobasin.arch import FAMILIES, HeadSpace
 from isobasin.arch.family import NEUTRAL_KEYS
 from isobasin.compare.fingerprint import _digest
-from isobasin.config_keys import differing_settings, keys_that_matter
+from isobasin.config_keys import attributes_read, differing_settings, keys_that_matter
 from isobasin.errors import IsobasinError, VerificationError
 from isobasin.model import ModelConfig, Transformer
 from isobasin.runtime import module_of
@@ -186,6 +186,14 @@ def read_attributes(model: Any, part: str = "") -> set[str]:
     return {name for name in read if not name.startswith("_")}
 
 
+def read_of_parts(name: str, weights: ib.Weights) -> set[str]:
+    """The attributes of the configs of the parts that building the class reads, or running it."""
+    model, parts = subject(name).model, described_parts(weights.config)
+    built = {f"{part}: {key}" for part in parts for key in read_attributes(model, part)}
+    both = built | (attributes_read(weights) or set())
+    return {key for key in both if key.rpartition(": ")[2] not in NEUTRAL_KEYS}
+
+
 def other_values(key: str, value: Any) -> list[Any]:
     """Other values of a key: those of the list above, or what its type suggests."""
     if key in VALUES:
@@ -283,8 +291,7 @@ def test_a_key_that_transformers_ignores_is_ignored(name: str) -> None:
     # A key that is read may count on other inputs.
     models = {o: (a, o.weights or a) for o in still if o.key not in NEUTRAL_KEYS}
     read = {o for o, pair in models.items() if any(keys_that_matter(w, [o.key]) for w in pair)}
-    model, parts = subject(name).model, described_parts(a.config)
-    of_parts = {f"{part}: {key}" for part in parts for key in read_attributes(model, part)}
+    of_parts = read_of_parts(name, a)
     read |= {o for o in still if o.key in of_parts}
     still = [o for o in still if o not in read]
     wrong = []
