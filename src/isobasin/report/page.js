@@ -3,7 +3,7 @@
 // Draws the curves and runs the few controls. Text enters the page as textContent only.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const TITLES = { loss: "Loss", accuracy: "Accuracy", perplexity: "Perplexity", bits_per_byte: "Bits per byte" };
+  const NAMES = { loss: "loss", accuracy: "accuracy", perplexity: "perplexity", bits_per_byte: "bits per byte" };
   const WORSE = { loss: 1, accuracy: -1 };
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const results = JSON.parse(document.getElementById("results").textContent);
@@ -75,21 +75,22 @@
     }
 
     function draw() {
-      const width = Math.max(canvas.clientWidth, 240), tall = Math.min(Math.max(width * 0.56, 250), 430);
-      const box = { left: 52, right: width - 12, top: 14, bottom: tall - 46 };
+      const width = Math.max(canvas.clientWidth, 240), tall = Math.min(Math.max(width * 0.56, 270), 460);
+      const box = { left: 52, right: width - 12, top: 34, bottom: tall - 64 };
       const root = svg("svg", { viewBox: `0 0 ${width} ${tall}`, width, height: tall });
       const values = visible().flatMap((path) => data.lines[path][metric]).filter((v) => v !== null);
       const scale = axis(values.length ? values : [0, 1], metric, box.top, box.bottom);
       const x = (lam) => box.left + 8 + lam * (box.right - box.left - 16);
       place = { root, box, x, y: scale.y, width };
+      canvas.replaceChildren(root);  // before text is measured
       frame(root, box, scale, x, values.length > 0);
       for (const path of visible()) line(root, path, scale.y, x, box);
-      for (const path of visible()) bracket(root, path, scale.y, x);
-      canvas.replaceChildren(root);
+      label(brackets(root, scale.y, x));
       point();
     }
 
     function frame(root, box, scale, x, any) {
+      root.append(svg("text", { class: "axis-title", x: 0, y: 14 }, data.titles[metric]));
       for (const tick of scale.ticks) {
         const y = scale.y(tick);
         root.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }));
@@ -98,12 +99,20 @@
       }
       for (const lam of [0, 0.25, 0.5, 0.75, 1])
         root.append(svg("text", { x: x(lam), y: box.bottom + 19, "text-anchor": "middle" }, String(lam)));
-      root.append(svg("text", { x: x(0.5), y: box.bottom + 39, "text-anchor": "middle" }, "λ"));
-      const ends = [[data.a, x(0) - 4, "start"], [data.b, x(1) + 4, "end"]];
-      for (const [end, at, anchor] of ends) {
-        const name = end.name === end.letter ? end.letter : `${end.letter}  ${end.name}`;
-        root.append(svg("text", { class: "end", x: at, y: box.bottom + 39, "text-anchor": anchor }, name));
-      }
+      const { a, b } = data, mix = `λ, the share of ${b.letter} in (1 − λ)·${a.letter} + λ·${b.letter}`;
+      const title = { class: "axis-title", x: x(0.5), y: box.bottom + 58, "text-anchor": "middle", "data-term": "term-lambda" };
+      root.append(svg("text", title, place.width < 360 ? `λ, the share of ${b.letter}` : mix));
+      end(root, a, { x: x(0) - 4, y: box.bottom + 38, "text-anchor": "start" });
+      end(root, b, { x: x(1) + 4, y: box.bottom + 38, "text-anchor": "end" });
+    }
+
+    // The name of a model under its end of the axis, at most half as wide as the axis.
+    function end(root, model, at) {
+      const whole = model.name === model.letter ? model.letter : `${model.letter}  ${model.name}`;
+      const node = root.appendChild(svg("text", { class: "end", ...at }, whole)), room = (place.box.right - place.box.left) / 2 - 10;
+      for (let n = whole.length; n > 4 && node.getComputedTextLength() > room; n--)
+        node.textContent = `${whole.slice(0, Math.ceil(n / 2))}…${whole.slice(whole.length - Math.floor(n / 2) + 1)}`;
+      if (node.textContent !== whole) node.append(svg("title", {}, whole));
     }
 
     function line(root, path, y, x, box) {
@@ -117,7 +126,7 @@
         d += `${pen}${x(data.lambdas[i]).toFixed(2)},${y(value).toFixed(2)}`;
         pen = "L";
       });
-      group.append(svg("path", { class: `curve-line ${path}`, d }));
+      group.append(svg("path", { class: `curve-line ${data.kinds[path]}`, d }));
       root.append(group);
     }
 
@@ -127,36 +136,83 @@
       group.append(mark);
     }
 
-    function bracket(root, path, y, x) {
-      const [rise, lam] = data.barriers[path][metric] || [null, null], values = data.lines[path][metric];
-      if (!rise || lam === null || values[0] === null || values[last] === null) return;
-      const foot = (1 - lam) * values[0] + lam * values[last], peak = foot + WORSE[metric] * rise;
-      const at = x(lam), from = y(foot), to = y(peak), naive = path === "naive";
-      const group = svg("g", { "data-line": path });
-      group.append(svg("path", { class: `bracket ${path}`, d: `M${at - 4},${from}h8M${at},${from}V${to}M${at - 4},${to}h8` }));
-      const label = { class: path, ...beside(naive, lam, at, from, to) };
-      group.append(svg("text", label, place.width < 480 ? height(metric, rise) : `barrier ${height(metric, rise)}`));
-      root.append(group);
+    // The barriers of the visible paths, from the straight line to the curve; brackets at one λ stand side by side.
+    function brackets(root, y, x) {
+      const found = [];
+      for (const path of visible()) {
+        const [rise, lam] = data.barriers[path][metric] || [null, null], values = data.lines[path][metric];
+        if (!rise || lam === null || values[0] === null || values[last] === null) continue;
+        const foot = (1 - lam) * values[0] + lam * values[last], from = y(foot), to = y(foot + WORSE[metric] * rise);
+        const aside = lam < 0.8 ? 10 : -10;
+        let at = x(lam);
+        while (found.some((other) => Math.abs(other.at - at) < 9)) at += aside;
+        const kind = data.kinds[path], group = svg("g", { "data-line": path });
+        group.append(svg("path", { class: `bracket ${kind}`, d: `M${at - 4},${from}h8M${at},${from}V${to}M${at - 4},${to}h8` }));
+        const words = `${path}${place.width < 480 ? "" : " barrier"} ${height(metric, rise)}`;
+        const text = group.appendChild(svg("text", { class: `barrier ${kind}` }, words));
+        root.append(group);
+        found.push({ at, top: Math.min(from, to), bottom: Math.max(from, to), text, group, kind });
+      }
+      return found;
     }
 
-    // Off the curves: inside the naive hill where the aligned one is low, else above it.
-    function beside(naive, lam, at, from, to) {
-      const rise = (path) => (visible().includes(path) && data.barriers[path][metric] || [0])[0] || 0;
-      const high = rise("aligned") > 0.4 * rise("naive"), outside = to + (to < from ? -9 : 19);
-      const inside = from + 0.22 * (to - from) + 4;
-      if (naive && high) return { x: at + 10, y: outside, "text-anchor": "start" };
-      if (naive) return lam < 0.65 ? { x: at + 8, y: inside, "text-anchor": "start" } : { x: at - 8, y: inside, "text-anchor": "end" };
-      return { x: at - 8, y: high ? inside : outside, "text-anchor": "end" };
+    // Each label goes to the place near its bracket where it covers no other label and as little as possible of the curves.
+    function label(marks) {
+      const ink = dots(), taken = [];
+      for (const mark of marks) {
+        const size = mark.text.getBBox();
+        let best = null;
+        for (const spot of spots(mark, size)) {
+          const clash = taken.some((other) => cross(spot, other, 3)) ? 1e4 : 0;
+          const cost = clash + 25 * Math.min(ink.filter((dot) => inside(dot, spot, 3)).length, 40) + spot.far;
+          if (!best || cost < best.cost) best = { ...spot, cost };
+        }
+        mark.text.setAttribute("x", best.x);
+        mark.text.setAttribute("y", best.y + size.height * 0.78);
+        taken.push(best);
+        if (best.far > 45) leader(mark, best);
+      }
+    }
+
+    const cross = (a, b, gap) => a.x < b.x + b.width + gap && b.x < a.x + a.width + gap && a.y < b.y + b.height + gap && b.y < a.y + a.height + gap;
+    const inside = ([x, y], box, gap) => x > box.x - gap && x < box.x + box.width + gap && y > box.y - gap && y < box.y + box.height + gap;
+
+    // Places for a label inside the axes, with their distance from the bracket.
+    function* spots(mark, { width, height }) {
+      const { box } = place;
+      for (const dx of [8, 30, 60, 100, 150]) for (const x of [mark.at + dx, mark.at - dx - width]) {
+        if (x < box.left || x + width > box.right) continue;
+        for (let y = box.top; y + height <= box.bottom; y += 6) {
+          const middle = y + height / 2, off = Math.max(mark.top - middle, middle - mark.bottom, 0);
+          yield { x, y, width, height, far: dx - 8 + off + 0.05 * Math.abs(middle - mark.top) };
+        }
+      }
+      yield { x: box.left, y: box.top, width, height, far: 1e3 };
+    }
+
+    // Points of everything that is drawn, a few pixels apart.
+    function dots() {
+      const shapes = [...place.root.querySelectorAll(".curve-line, .chord, .bracket")];
+      return shapes.flatMap((shape) => {
+        const long = shape.getTotalLength(), n = Math.min(Math.ceil(long / 4), 600);
+        return Array.from({ length: n + 1 }, (_, i) => shape.getPointAtLength((i / n) * long)).map(({ x, y }) => [x, y]);
+      });
+    }
+
+    function leader(mark, spot) {
+      const x = spot.x > mark.at ? spot.x - 3 : spot.x + spot.width + 3, y = spot.y + spot.height / 2;
+      const end = Math.min(Math.max(y, mark.top), mark.bottom);
+      mark.group.append(svg("path", { class: `leader ${mark.kind}`, d: `M${mark.at},${end}L${x},${y}` }));
     }
 
     function point() {
       const { root, box, x, y } = place;
-      root.querySelectorAll(".cursor, circle").forEach((node) => node.remove());
+      root.querySelectorAll("[data-passing]").forEach((node) => node.remove());
       const lam = data.lambdas[at];
-      root.prepend(svg("line", { class: "cursor", x1: x(lam), x2: x(lam), y1: box.top, y2: box.bottom }));
+      root.prepend(svg("line", { class: "cursor", "data-passing": 1, x1: x(lam), x2: x(lam), y1: box.top, y2: box.bottom }));
       for (const path of visible()) {
         const value = data.lines[path][metric][at];
-        if (value !== null) root.append(svg("circle", { class: path, cx: x(lam), cy: y(value), r: 5.5 }));
+        if (value !== null) root.append(svg("circle", { class: data.kinds[path], "data-passing": 1, cx: x(lam), cy: y(value), r: 5.5 }));
       }
       say(lam);
     }
@@ -166,8 +222,8 @@
       for (const path of paths.filter((p) => !hidden.has(p))) {
         const line = data.lines[path];
         const order = ["loss", "accuracy", ...(["loss", "accuracy"].includes(metric) ? [] : [metric])];
-        const told = order.filter((m) => line[m]).map((m) => `${TITLES[m].toLowerCase()} ${shown(m, line[m][at])}`);
-        words.push(span("span", path, `${path}: ${told.join(", ")}`));
+        const told = order.filter((m) => line[m]).map((m) => `${NAMES[m]} ${shown(m, line[m][at])}`);
+        words.push(span("span", data.kinds[path], `${path}: ${told.join(", ")}`));
       }
       readout.replaceChildren(...words);
       canvas.setAttribute("aria-valuenow", String(at));
@@ -257,7 +313,68 @@
     }
   }
 
+  // The definition of a term beside the word, for a pointer, for keys and for touch; Escape closes it.
+  function terms() {
+    const tip = document.createElement("div"), of = (node) => (node.closest ? node.closest(".term, [data-term]") : null);
+    const id = (word) => word.dataset.term || word.getAttribute("href").slice(1);
+    let open = null;
+    Object.assign(tip, { id: "tip", role: "tooltip", hidden: true });
+    document.body.append(tip);
+    function show(word) {
+      const meaning = document.getElementById(id(word));
+      if (!meaning) return;
+      open = word;
+      tip.textContent = meaning.textContent;
+      tip.hidden = false;
+      const at = word.getBoundingClientRect(), room = document.documentElement.clientWidth - tip.offsetWidth - 8;
+      const above = at.top - tip.offsetHeight - 8;
+      tip.style.left = `${Math.max(8, Math.min(at.left, room))}px`;
+      tip.style.top = `${above > 8 ? above : at.bottom + 8}px`;
+    }
+    function hide() { open = null; tip.hidden = true; }
+    for (const word of document.querySelectorAll(".term, [data-term]")) word.setAttribute("aria-describedby", id(word));
+    document.addEventListener("pointerover", (event) => {
+      if (event.pointerType === "touch") return;
+      const word = of(event.target);
+      if (word) show(word); else if (open && !tip.contains(event.target)) hide();
+    });
+    document.addEventListener("focusin", (event) => { const word = of(event.target); if (word && word.matches(":focus-visible")) show(word); else hide(); });
+    document.addEventListener("click", (event) => {
+      const word = of(event.target);
+      if (!word) { hide(); return; }
+      if (word.matches(".term")) event.preventDefault();
+      show(word);
+    });
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+    document.addEventListener("scroll", hide, { passive: true });
+  }
+
+  // A link into a folded section opens it, and all of it is printed.
+  function folds() {
+    const unfold = () => {
+      const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+      if (!target) return;
+      for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+      target.scrollIntoView();
+    };
+    const all = [...document.querySelectorAll("details.fold")], button = document.getElementById("unfold");
+    const tell = () => { button.textContent = all.every((fold) => fold.open) ? "Close all sections" : "Open all sections"; };
+    addEventListener("hashchange", unfold);
+    addEventListener("beforeprint", () => { for (const fold of all) fold.open = true; });
+    unfold();
+    if (!button) return;
+    button.addEventListener("click", () => {
+      const open = !all.every((fold) => fold.open);
+      for (const fold of all) fold.open = open;
+      tell();
+    });
+    for (const fold of all) fold.addEventListener("toggle", tell);
+    tell();
+  }
+
   theme(document.getElementById("theme"));
+  folds();
   document.querySelectorAll("[data-chart]").forEach(chart);
   document.querySelectorAll("[data-result]").forEach(provenance);
+  terms();
 })();

@@ -1,11 +1,6 @@
 """The report of path results: one self-contained HTML page that makes no request and allows scripts only by hash."""
 
-import base64
-import hashlib
-import json
-import re
-from collections.abc import Mapping, Sequence
-from importlib import resources
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,10 +8,25 @@ from typing import Any
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file
 from isobasin.report import svg, text
+from isobasin.report.layout import (
+    TERMS,
+    Row,
+    assemble,
+    bar_cell,
+    figure,
+    json_details,
+    linked,
+    scroll_table,
+    swatch,
+    table_row,
+    term,
+    term_id,
+)
 from isobasin.report.result import (
     RULE,
     LayerChange,
     PairResult,
+    PathCurves,
     PathResult,
     Source,
     bands,
@@ -35,6 +45,7 @@ from isobasin.report.text import Child, Html, concat, element, short
 MAX_BYTES = 3_000_000
 _HASH_LENGTH = 16  # characters of a hash that are shown; the whole hash is in the title attribute
 _MAX_NESTING = 3  # of provenance; deeper objects are shown as they are
+_COLOURED = ("naive", "aligned", "weights", "learned", "activations", "reference", "other")
 _STATES = {
     "connected": "Connected",
     "already connected": "Connected already",
@@ -66,7 +77,9 @@ def render(results: Sequence[PathResult]) -> str:
     anchors = [f"r{i + 1}-{pair.key}" for i, result in enumerate(results) for pair in result.pairs]
     models = {(_ends(p), p.a.details.get("sha256"), p.b.details.get("sha256")) for p in pairs}
     again = len(models) < len(pairs)  # a pair that was aligned in several ways
+    groups = _aligned_in_several_ways(pairs)
     body: list[Html | None] = [_overview(pairs, anchors, again) if len(pairs) > 1 else None]
+    body += [_together(group, len(pairs) + i) for i, group in enumerate(groups)]
     chart = 0
     for i, result in enumerate(results):
         for pair in result.pairs:
@@ -78,85 +91,9 @@ def render(results: Sequence[PathResult]) -> str:
     title = f"Which of {len(models)} pairs of models are linearly connected?"
     if len(models) == 1:
         title = f"Are {short(pairs[0].a.name, 40)} and {short(pairs[0].b.name, 40)} linearly connected?"
-    charts = [_chart_data(pair) for pair in pairs]
+    charts = [_chart_data(pair, pair.paths) for pair in pairs]
+    charts += [_chart_data(group[0], _paths_of(group)) for group in groups]
     return assemble(title, concat(body), charts=charts, results=[result.raw for result in results])
-
-
-# The page around its body, and the parts that the study's page has too.
-
-
-def assemble(title: str, body: Html, *, charts: Sequence[Any], results: Sequence[Any], more_style: str = "") -> str:
-    """The page around a body: style, script, and the data of the script's charts and downloads."""
-    style, script = asset("page.css") + more_style, asset("page.js")
-    parts = {
-        "policy": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-        "title": concat([title]).source,
-        "style": style,
-        "body": body.source,
-        "charts": embed(charts),
-        "results": embed(results),
-        "script": script,
-    }
-    # One pass: a placeholder inside a part is not replaced.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
-
-
-def embed(value: Any) -> str:
-    """JSON that can not end the script element around it, and that is valid JavaScript."""
-    found = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        found = found.replace(character, f"\\u{ord(character):04x}")
-    return found
-
-
-def asset(name: str) -> str:
-    return resources.files("isobasin.report").joinpath(name).read_text("utf-8")
-
-
-def _digest(source: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode('utf-8')).digest()).decode('ascii')}"
-
-
-def scroll_table(label: str, heads: Sequence[str], rows: Sequence[Html], kind: str, caption: str | None = None) -> Html:
-    """A table in a region that scrolls sideways, also by keys, so that a wide table does not widen the page."""
-    head = element("tr", *(element("th" if name else "td", name, scope="col" if name else None) for name in heads))
-    table = element(
-        "table",
-        element("caption", caption) if caption else None,
-        element("thead", head),
-        element("tbody", *rows),
-        class_=kind,
-        aria_label=None if caption else label,
-    )
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
-
-
-def table_row(name: Child, *cells: Child, kind: str | None = None) -> Html:
-    """A row of a table; a cell that is not a td element yet becomes one."""
-    shown = [
-        cell if isinstance(cell, Html) and cell.source.startswith("<td") else element("td", cell) for cell in cells
-    ]
-    return element("tr", element("th", name, scope="row"), *shown, class_=kind)
-
-
-def bar_cell(share: float | None, low: float, high: float, kind: str) -> Html:
-    """A cell of a table with a share in per cent and its bar."""
-    return element("td", element("span", text.percent(share)), svg.bar(share, low, high, kind))
-
-
-def json_details(title: str, file: str) -> Html:
-    """A closed block in which the script shows a result as JSON and offers it as a download."""
-    return element(
-        "details",
-        element("summary", title),
-        element("p", element("a", f"Download {file}", class_="download", href="#", download=file)),
-        element("pre", class_="json", tabindex=0, aria_label=title),
-    )
-
-
-def swatch(kind: str) -> Html:
-    return element("span", class_=f"swatch {kind}", aria_hidden="true")
 
 
 def _ends(pair: PairResult) -> str:
@@ -174,6 +111,36 @@ def _overview(pairs: Sequence[PairResult], anchors: Sequence[str], again: bool) 
     caption = "Loss barriers in nats, and the share of the naive one that is left"
     heads = ("pair", *(["alignment"] if again else []), "verdict", "naive", "aligned", "share")
     return scroll_table("All pairs", heads, rows, "summary", caption)
+
+
+def _aligned_in_several_ways(pairs: Sequence[PairResult]) -> list[list[PairResult]]:
+    """Pairs of one naive path that were aligned differently: their curves belong in one picture."""
+    groups: dict[str, list[PairResult]] = {}
+    for pair in pairs:
+        if "aligned" in pair.paths:
+            groups.setdefault(repr((pair.a.label, pair.b.label, pair.lambdas, pair.paths["naive"])), []).append(pair)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _paths_of(group: Sequence[PairResult]) -> dict[str, PathCurves]:
+    """The naive path and each aligned one, by its matcher, and a number where that does not tell them apart."""
+    names = [short(pair.alignment.matcher, 16) if pair.alignment else "aligned" for pair in group]
+    if len({"naive", *names}) <= len(names):
+        names = [f"{name} {i}" for i, name in enumerate(names, 1)]
+    aligned = {name: pair.paths["aligned"] for name, pair in zip(names, group)}
+    return {"naive": group[0].paths["naive"], **aligned}
+
+
+def _together(group: Sequence[PairResult], chart: int) -> Html:
+    """The curves of one pair that was aligned in several ways."""
+    first, paths = group[0], _paths_of(group)
+    ways = [f"{name} ({how_aligned(pair)})" for name, pair in zip([n for n in paths if n != "naive"], group)]
+    caption = linked(
+        f"{_ends(first)} along the straight line, naive and aligned in {len(ways)} ways: {'; '.join(ways)}. "
+        "A bracket marks each barrier."
+    )
+    metrics = [m for m in first.metrics if any(m in path.curves for path in paths.values())]
+    return _curve_figure(f"{first.key}-all", first, paths, metrics, chart, caption)
 
 
 # The sections of one pair.
@@ -201,7 +168,7 @@ def _block(title: str, *children: Html) -> Html:
     return element("section", element("h3", title), *children, class_="block")
 
 
-def _table(caption: str, heads: Sequence[str], rows: Sequence[Html], kind: str) -> Html:
+def _table(caption: str, heads: Sequence[Child], rows: Sequence[Html], kind: str) -> Html:
     return scroll_table(caption, heads, rows, kind, caption)
 
 
@@ -210,57 +177,90 @@ def _verdict(pair: PairResult) -> Html:
     badge = element("strong", f"{_STATES[found.state]}.", class_="state")
     return element(
         "div",
-        element("p", badge, " ", found.sentence, class_="sentence"),
-        element("p", f"Rule: {RULE}.", class_="rule"),
+        element("p", badge, " ", linked(found.sentence), class_="sentence"),
+        element("p", linked(f"Rule: {RULE}."), class_="rule"),
         class_=f"verdict {found.state.replace(' ', '-')}",
     )
 
 
 def _curves(result: PathResult, pair: PairResult, anchor: str, chart: int) -> Html:
     """The place where the script draws, with its controls and a note for readers without scripts."""
-    switches = [
-        element("button", swatch(path), path, type="button", data_path=path, aria_pressed="true") for path in pair.paths
-    ]
-    options = [element("option", text.TITLES[metric], value=metric) for metric in pair.metrics]
-    chooser = element("label", "Metric ", element("select", *options, data_metric=True))
     task = result.task.get("name")
     where = f" Measured on {short(task, 40)}." if task else ""
-    caption = (
+    caption = linked(
         f"Along the straight line from {pair.a.letter} (λ = 0) to {pair.b.letter} (λ = 1): "
         f"{how_aligned(pair)}.{where} The dashed line joins the ends; a bracket marks the barrier."
     )
-    return element(
-        "figure",
+    return _curve_figure(f"{pair.key}-curve", pair, pair.paths, pair.metrics, chart, caption, id=f"{anchor}-curve")
+
+
+def _curve_figure(
+    name: str,
+    pair: PairResult,
+    paths: Mapping[str, PathCurves],
+    metrics: Sequence[str],
+    chart: int,
+    caption: Html,
+    **attributes: str,
+) -> Html:
+    """The canvas of a chart, with its controls and a note for readers without scripts."""
+    switches = [
+        element(
+            "button", swatch(kind), path, type="button", data_path=path, aria_pressed="true",
+            data_term=term_id(path) if path in TERMS else None,
+        )
+        for path, kind in _kinds(paths).items()
+    ]  # fmt: skip
+    options = [element("option", text.metric_title(metric), value=metric) for metric in metrics]
+    chooser = element("label", "Metric ", element("select", *options, data_metric=True))
+    return figure(
+        name,
+        _curve_rows(pair.lambdas, paths),
         element("div", element("div", *switches, role="group", aria_label="Paths shown"), chooser, class_="controls"),
-        element("div", class_="canvas"),
+        element("div", class_="canvas drawing"),
         element("p", class_="readout", aria_live="polite"),
         element("noscript", element("p", "The curve is drawn by a script; the numbers are in the table below.")),
         element("figcaption", caption),
-        class_="curve",
+        kind="curve",
         data_chart=chart,
-        id=f"{anchor}-curve",
+        **attributes,
     )
 
 
-def _chart_data(pair: PairResult) -> dict[str, Any]:
+def _kinds(paths: Iterable[str]) -> dict[str, str]:
+    """The class that colours each path: its own name where a colour belongs to it, otherwise one that is free."""
+    names = list(paths)
+    free = [kind for kind in _COLOURED if kind not in names]
+    return {name: name if name in _COLOURED else free[i % len(free)] for i, name in enumerate(names)}
+
+
+def _curve_rows(lambdas: Sequence[float], paths: Mapping[str, PathCurves]) -> list[Row]:
+    columns = {f"{name} {metric}": values for name, path in paths.items() for metric, values in path.curves.items()}
+    return [("lambda", *columns), *zip(lambdas, *columns.values())]
+
+
+def _chart_data(pair: PairResult, paths: Mapping[str, PathCurves]) -> dict[str, Any]:
     """What the script draws: validated numbers, and names."""
     return {
-        "a": {"letter": pair.a.letter, "name": short(pair.a.name, 18)},
-        "b": {"letter": pair.b.letter, "name": short(pair.b.name, 18)},
+        "a": {"letter": pair.a.letter, "name": short(pair.a.name, 40)},
+        "b": {"letter": pair.b.letter, "name": short(pair.b.name, 40)},
+        "titles": {metric: text.metric_title(metric) for metric in pair.metrics},
         "lambdas": pair.lambdas,
-        "lines": {name: path.curves for name, path in pair.paths.items()},
+        "kinds": _kinds(paths),
+        "lines": {name: path.curves for name, path in paths.items()},
         "barriers": {
             name: {metric: [found.height, found.lam] for metric, found in path.barriers.items()}
-            for name, path in pair.paths.items()
+            for name, path in paths.items()
         },
     }
 
 
 def _numbers(pair: PairResult) -> Html:
-    heads = ("", f"{pair.a.letter} (λ = 0)", "middle", f"{pair.b.letter} (λ = 1)", "barrier", "at λ")
+    ends = (linked(f"{pair.a.letter} (λ = 0)"), linked(f"{pair.b.letter} (λ = 1)"))
+    heads = ("", ends[0], "middle", ends[1], term("barrier"), "at λ")
     rows = []
     for metric, found in groupby(table_rows(pair), key=lambda row: row.metric):
-        name = element("th", text.metric_title(metric), colspan=len(heads), scope="rowgroup")
+        name = element("th", linked(text.metric_title(metric)), colspan=len(heads), scope="rowgroup")
         rows.append(element("tr", name, class_="group"))
         for row in found:
             height, lam = row.barrier.height, row.barrier.lam
@@ -282,7 +282,10 @@ def _distances(pair: PairResult) -> Html | None:
     if found.before is not None and found.after is not None:
         change = f"from {text.number(found.before)} to {text.number(found.after)}"
         words = f"Over all tensors of the scope the relative distance went {change}."
-    return _block("What alignment removed", element("p", words), _table(caption, heads, rows, "heat"))
+    numbers: list[Row] = [("layer", "space", "distance before", "distance after", "share removed")]
+    numbers += [(layer_name(c.layer), c.space, c.before, c.after, c.gain) for c in found.layers]
+    drawn = figure(f"{pair.key}-layers", numbers, _table(caption, heads, rows, "heat"), kind="tabular")
+    return _block("What alignment removed", element("p", words), drawn)
 
 
 def _heat_cell(cell: LayerChange | None) -> Html:
@@ -307,7 +310,10 @@ def _explanation(pair: PairResult) -> Html | None:
         "the share is how far the whole barrier then falls. Shares need not add up to 100 %."
     )
     table = _table("Share of the barrier carried by each component", ("", *pair.explain), rows, "explain")
-    return _block("Where the barrier sits", element("p", note), table)
+    numbers: list[Row] = [("component", *pair.explain)]
+    numbers += [(name, *(found.get(name) for found in pair.explain.values())) for name in components(pair)]
+    drawn = figure(f"{pair.key}-components", numbers, table, kind="tabular")
+    return _block("Where the barrier sits", element("p", note), drawn)
 
 
 def _plane(pair: PairResult) -> Html | None:
@@ -320,9 +326,14 @@ def _plane(pair: PairResult) -> Html | None:
     low = element("span", text.number(levels[0], 3))
     high = element("span", f"{text.number(levels[-1], 3)} and above")
     legend = element("p", low, svg.scale_picture(), high, class_="legend")
-    words = f"The plane through {a}, {b} and {b} aligned; dashed the naive line, solid the aligned one. Loss in nats."
-    figure = element("figure", picture, legend, element("figcaption", words), class_="surface")
-    return _block("Loss on the plane", figure)
+    across = element("p", f"horizontal: along {a} to {b}; vertical: across it, in the same unit", class_="axes")
+    words = linked(
+        f"The plane through {a}, {b} and {b} aligned; dashed the naive line, solid the aligned one. Loss in nats."
+    )
+    numbers: list[Row] = [("y by x", *pair.plane.x)]
+    numbers += [(y, *row) for y, row in zip(pair.plane.y, pair.plane.loss)]
+    parts = (element("div", picture, across, legend, class_="drawing"), element("figcaption", words))
+    return _block("Loss on the plane", figure(f"{pair.key}-plane", numbers, *parts, kind="surface"))
 
 
 def _exactness(pair: PairResult) -> Html | None:
@@ -340,7 +351,10 @@ def _exactness(pair: PairResult) -> Html | None:
     caption = f"Largest relative change of a layer's outputs, on a logarithmic scale from 1e{low} to 1e{high}"
     if epsilon:
         caption += f"; the thin line is the step of {pair.b.details['dtype']}, {text.number(epsilon, 2)}"
-    return _block("Exactness", element("p", sentence), _table(caption, ("", "change", ""), rows, "exactness"))
+    numbers: list[Row] = [("layer", "space", "change of outputs")]
+    numbers += [(layer_name(layer.layer), layer.space, change) for layer, change in changes]
+    table = _table(caption, ("", "change", ""), rows, "exactness")
+    return _block("Exactness", element("p", sentence), figure(f"{pair.key}-exactness", numbers, table, kind="tabular"))
 
 
 # Provenance: models, task, versions and the command. Unknown keys are shown too.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file, disk_errors
 from isobasin.report import figures, text
-from isobasin.report.page import assemble, asset, bar_cell, json_details, scroll_table, swatch, table_row
+from isobasin.report.layout import assemble, asset, bar_cell, json_details, scroll_table, swatch, table_row
 from isobasin.report.result import RULE
 from isobasin.report.svg import Range, Series, bar, panel, value_range
 from isobasin.report.text import Html, Number, concat, element
