@@ -1,4 +1,4 @@
-"""Pictures of a report for these pages: light, dark, and as on a phone.
+"""Pictures of the first part of a report for these pages: light, dark, and as on a phone.
 
     python docs/screenshots.py report.html docs/img
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from selenium import webdriver
 
+HEIGHT = 1500
 LOOKS = {"report": (960, "light"), "report-dark": (960, "dark"), "report-phone": (390, "light")}
 
 
@@ -28,7 +29,9 @@ def main(page: Path, folder: Path) -> None:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.get(page.resolve().as_uri())
-        taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True})
+        part = {"x": 0, "y": 0, "width": width, "height": HEIGHT, "scale": 1}
+        asked = {"format": "png", "captureBeyondViewport": True, "clip": part}
+        taken = browser.execute_cdp_cmd("Page.captureScreenshot", asked)
         (folder / f"{name}.png").write_bytes(base64.b64decode(taken["data"]))
     browser.quit()
 

@@ -9,7 +9,7 @@ import pytest
 from isobasin.errors import IsobasinError
 from isobasin.study.config import Cell, Grid, read_grid
 from isobasin.study.plan import CellPlan, Job, in_order, plan_cell
-from isobasin.study.run import cell_row, check_dataset
+from isobasin.study.run import cell_row, check_dataset, write_study
 from isobasin.study.store import Store
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/study").glob("*.toml"))
@@ -274,3 +274,14 @@ def test_a_cell_is_failed_where_a_job_failed_and_else_not_filled(tmp_path: Path)
     store.record_failure(empty.pretrained, "no memory", 2)
     found = cell_row(empty, store)
     assert (found["status"], found["why"], found["accuracy"]) == ("failed", "pretrain: no memory", None)
+
+
+def test_a_study_may_have_a_title(tmp_path: Path) -> None:
+    titled = read_grid(written(tmp_path, BLOCK, 'name = "tiny"\ntitle = "Which positions matter"\n'))
+    assert (titled.title, grid(tmp_path).title) == ("Which positions matter", None)
+    plans = Store(tmp_path / "study")
+    plans.root.mkdir()
+    assert write_study(titled, (), plans, ())["title"] == "Which positions matter"
+    assert "title" not in write_study(grid(tmp_path), (), plans, ())
+    with pytest.raises(IsobasinError, match="title is 3"):
+        read_grid(written(tmp_path, BLOCK, 'name = "tiny"\ntitle = 3\n'))

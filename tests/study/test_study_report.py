@@ -15,7 +15,7 @@ from study_documents import MATCHERS, Written, full_study
 from isobasin.cli import run
 from isobasin.errors import IsobasinError
 from isobasin.report.study_page import file_names, render, write_figures, write_study_report
-from isobasin.report.svg import Series, panel, ticks, value_range
+from isobasin.report.svg import Dot, LogScale, Series, dot_strip, panel, ticks, value_range
 from isobasin.report.text import NBSP
 from isobasin.study.results import (
     Study,
@@ -25,6 +25,7 @@ from isobasin.study.results import (
     scores,
     size_name,
     stage2_cells,
+    study_title,
     summary_row,
     sweeps,
 )
@@ -234,6 +235,61 @@ def test_a_sweep_over_training_time_varies_nothing_else(tmp_path: Path) -> None:
     assert (sweep.what, [number for number, _ in sweep.cells]) == ("steps", [1000, 3000])
     assert f"first-attention, 1 layer, 4 heads, d{NBSP}={NBSP}192: mean barrier (nats) against steps" in render(study)
     assert size_name(study.cells[0], but="heads") == f"1 layer, d{NBSP}={NBSP}192"
+
+
+def rows_of(page: str) -> list[str]:
+    """The rows of the tables of cells, as text."""
+    tables = re.findall(r'<table class="study cells drawing".*?</table>', page)
+    rows = [row for table in tables for row in re.findall(r"<tr.*?</tr>", table)[1:]]
+    return [re.sub(r"<[^>]*>", " ", row) for row in rows]
+
+
+def test_rows_of_a_sweep_say_what_varies(tmp_path: Path) -> None:
+    made = Written(tmp_path)
+    for epochs, layers in ((10, 6), (30, 6), (30, 2)):
+        made.cell(epochs=epochs, layers=layers)
+    made.cell(model="bert", dataset="imdb")
+    rows = rows_of(render(read_study(made.close())))
+    found = [re.search(r"varies: ([^<]*?)\s\s", row) for row in rows]
+    assert [each[1] if each else None for each in found] == ["steps 1000", "layers 6, steps 3000", "layers 2", None]
+
+
+def test_a_cell_without_a_naive_barrier_says_so(tmp_path: Path) -> None:
+    made = Written(tmp_path)
+    made.cell(naive=0.01)
+    made.cell(model="bert", dataset="imdb", naive=0.8, shares={"weights": 0.01, "activations": 0.02, "learned": 0.01})
+    made.cell(model="bert", dataset="imdb", positions="none", naive=0.8, shares={"weights": 0.5})
+    rows = rows_of(render(read_study(made.close())))
+    assert rows[0].rstrip().endswith("no naive barrier")
+    assert rows[1].rstrip().endswith("weights, learned, activations")
+    assert rows[2].rstrip().endswith("no")
+
+
+def test_a_study_has_a_title_and_not_the_name_of_its_folder(tmp_path: Path) -> None:
+    made = Written(tmp_path / "out-17")
+    made.cell(model="bert", dataset="imdb:words-20000")
+    folder = made.close("out-17")
+    assert study_title(read_study(folder)) == "BERT on IMDB"
+    assert "<h1>BERT on IMDB: which models are linearly connected?</h1>" in render(read_study(folder))
+    made.cell(model="vit", dataset="mnist")
+    assert study_title(read_study(made.close("out-17"))) == "BERT and ViT on IMDB and MNIST"
+    swept = Written(tmp_path / "swept")
+    swept.cell(heads=4)
+    swept.cell(heads=8)
+    assert study_title(read_study(swept.close())) == "ViT on CIFAR-10 against heads"
+    table = json.loads((folder / "study.json").read_text("utf-8"))
+    (folder / "study.json").write_text(json.dumps(table | {"title": "Which positions matter"}))
+    assert study_title(read_study(folder)) == "Which positions matter"
+
+
+def test_dots_of_small_barriers_are_all_seen() -> None:
+    scale = LogScale.around([0.0, 0.3, 4.0])
+    assert (scale.low, scale.high) == (0.001, 10.0)
+    strip = dot_strip([Dot(0.0, True, "x")] * 9 + [Dot(0.3, False, "y")], scale, 0.02, "weights", label="z").source
+    places = re.findall(r'cx="([^"]*)" cy="([^"]*)"', strip)
+    assert len(set(places)) == 10
+    assert sorted(float(x.rstrip("%")) for x, _ in places)[8] < scale.place(0.001), "left of the axis"
+    assert (strip.count("filled"), strip.count("hollow")) == (9, 1)
 
 
 def test_summary_and_page_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,6 @@
 """The study's page in a real browser: nothing is asked for, nothing is cut off, and it can be read by night."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +9,11 @@ from study_documents import Written, full_study
 
 from isobasin.report.study_page import render, write_study_report
 from isobasin.study.results import read_study
+from pages_in_browser import FAINT, NEEDED, chromium, complaints, count, requests, resize, start
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+__all__ = ["chromium"]
+pytestmark = NEEDED
 
-BINARY = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not BINARY or not DRIVER, reason="no Chromium with chromedriver is installed")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
-
-# Text whose colour stands out from what is behind it by less than 4.5 : 1.
-FAINT = """
-const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-const linear = (v) => v <= 10 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
-const light = (colour) => { const [r, g, b] = parts(colour).map(linear); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-const back = (node) => getComputedStyle(node).backgroundColor;
-const behind = (node) => parts(back(node))[3] === 0 ? behind(node.parentElement) : back(node);
-const front = (node) => getComputedStyle(node)[node.namespaceURI.endsWith("svg") ? "fill" : "color"];
-const speaks = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-return [...document.querySelectorAll("body *")]
-  .filter((node) => speaks(node) && node.checkVisibility() && !node.closest("script"))
-  .map((node) => [ratio(light(front(node)), light(behind(node))), node.textContent.slice(0, 40)])
-  .filter(([found]) => found < 4.5);
-"""
 # Text of a chart that sticks out of its picture.
 CUT_OFF = """
 return [...document.querySelectorAll("svg.panel text")].filter((node) => {
@@ -41,18 +21,6 @@ return [...document.querySelectorAll("svg.panel text")].filter((node) => {
   return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
 }).map((node) => node.textContent);
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BINARY
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -65,31 +33,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def browser(chromium: Any, page: Path) -> Any:
     """The shared browser with the page in a wide window, its logs empty before."""
-    resize(chromium, 1100)
-    chromium.get("about:blank")
-    for kind in ("browser", "performance"):
-        chromium.get_log(kind)
+    start(chromium, 1100)
     chromium.get(page.as_uri())
     return chromium
-
-
-def resize(browser: Any, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-def complaints(browser: Any) -> list[str]:
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
-def requests(browser: Any) -> list[str]:
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    return [url for url in urls if not url.startswith(("data:", "about:")) and not url.endswith(".html")]
-
-
-def count(browser: Any, selector: str) -> int:
-    return len(browser.find_elements("css selector", selector))
 
 
 def test_it_shows_all_without_a_complaint_or_a_request(browser: Any) -> None:
@@ -110,7 +56,83 @@ def test_it_shows_all_without_a_complaint_or_a_request(browser: Any) -> None:
     assert requests(browser) == []
 
 
+def unfold(browser: Any) -> None:
+    browser.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")
+
+
+def test_an_overview_comes_first_and_the_rest_is_folded(browser: Any) -> None:
+    first = browser.execute_script("return document.querySelector('main > :nth-child(3)').className")
+    assert first == "whole", "after the title and the verdict"
+    done = {"First attention layer": 4, "Entire model": 3}
+    rows = [row.text.splitlines() for row in browser.find_elements("css selector", ".overview tr")]
+    heads = [row[0] for row in rows if row[0] in done]
+    assert heads == list(done), "scopes without a cell that is done have no strip"
+    assert count(browser, ".overview circle.s-naive") == 7
+    assert count(browser, ".overview circle.s-learned.filled") == 6, "all but the Llama"
+    assert count(browser, ".overview circle.s-learned.hollow") == 1
+    assert [row[-1] for row in rows if row[0] == "learned"] == ["4 of 4", "2 of 3"]
+    assert count(browser, "details.fold") == count(browser, "main > section:not(.terms)") > 8
+    assert count(browser, "details[open]") == 0
+    for width, most in ((1280, 2600), (390, 3700)):
+        resize(browser, width)
+        tall = browser.execute_script("return document.documentElement.scrollHeight")
+        assert tall < most
+        unfold(browser)
+        assert browser.execute_script("return document.documentElement.scrollHeight") > 2 * most, "nothing is folded"
+        browser.refresh()
+
+
+def test_sections_open_by_button_and_by_link(browser: Any) -> None:
+    button = browser.find_element("css selector", "#unfold")
+    button.click()
+    assert count(browser, "details.fold[open]") == count(browser, "details.fold")
+    assert button.text == "Close all sections"
+    button.click()
+    assert count(browser, "details.fold[open]") == 0
+    browser.find_element("css selector", "details.fold summary").click()
+    link = browser.find_element("css selector", "#scope-first-attention td ~ td, #scope-first-attention tbody a")
+    assert count(browser, "details.curves[open]") == 0
+    link.click()
+    browser.execute_async_script("setTimeout(arguments[0], 100)")
+    assert count(browser, "#curves details.fold[open] details.curves[open]") == 1, "the cell and what is around it"
+
+
+def test_no_table_needs_sideways_scrolling(browser: Any) -> None:
+    wide = "return [...document.querySelectorAll('.scroll')].filter((n) => n.scrollWidth > n.clientWidth + 1).length"
+    for width in (1280, 700, 390, 360):
+        resize(browser, width)
+        unfold(browser)
+        assert browser.execute_script(wide) == 0, width
+    shown = "return getComputedStyle(document.querySelector('table.cells td:nth-child(6)'), '::before').content"
+    assert browser.execute_script(shown) == '"weights"', "the head of the column stands before the number"
+    browser.execute_script("document.querySelector('table.cells').classList.remove('labelled')")
+    assert browser.execute_script(wide) == 1, "the check finds nothing"
+
+
+def test_figures_can_be_saved(browser: Any) -> None:
+    unfold(browser)
+    kept = (
+        "const [figure, done] = arguments, make = URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { URL.createObjectURL = make; blob.text().then(done); return make(blob); };"
+        "figure.querySelector('[data-save=%s]').click();"
+    )
+    overview = browser.find_element("css selector", "figure.whole")
+    table = browser.execute_async_script(kept % "csv", overview).splitlines()
+    assert table[0] == "scope,cell,size,path,mean barrier,share,pairs connected,pairs"
+    assert len(table) == 1 + 7 * 3, "seven cells, three paths"
+    picture = browser.execute_async_script(kept % "svg", overview)
+    assert picture.count("<circle") == 21
+    curves = browser.find_element("css selector", "#curves figure")
+    table = browser.execute_async_script(kept % "csv", curves).splitlines()
+    assert table[0] == "seeds,lambda,naive,weights,learned"
+    assert len(table) == 1 + 3 * 25
+    picture = browser.execute_async_script(kept % "svg", curves)
+    assert "learned" in picture, "the key goes along"
+    assert count(browser, "figure:not([data-rows])") == 0
+
+
 def test_no_number_of_a_chart_is_cut_off(browser: Any) -> None:
+    unfold(browser)
     assert browser.execute_script(CUT_OFF) == []
     browser.execute_script("document.querySelector('svg.panel text').setAttribute('x', '-20')")
     assert len(browser.execute_script(CUT_OFF)) == 1, "the check finds nothing"
@@ -119,7 +141,7 @@ def test_no_number_of_a_chart_is_cut_off(browser: Any) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_stands_out_in_both_themes(browser: Any, theme: str) -> None:
     browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
-    browser.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")
+    unfold(browser)
     assert browser.execute_script(FAINT) == []
     browser.execute_script("document.querySelector('h1').style.color = '#777'")
     assert len(browser.execute_script(FAINT)) == 1, "the check finds nothing"
@@ -127,7 +149,7 @@ def test_text_stands_out_in_both_themes(browser: Any, theme: str) -> None:
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Any) -> None:
     resize(browser, 360)
-    browser.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")
+    unfold(browser)
     width = "return document.documentElement.scrollWidth"
     assert browser.execute_script(width) <= 360
     assert browser.find_element("css selector", "svg.panel").size["width"] > 280
@@ -136,7 +158,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any) -> None:
 
 
 def test_rows_can_be_taken_along(browser: Any, page: Path) -> None:
-    browser.execute_script("document.querySelector('#runs details').open = true")
+    unfold(browser)
     browser.execute_async_script("setTimeout(arguments[0], 50)")
     shown = browser.execute_script("return document.querySelector('.json').textContent")
     assert json.loads(shown) == json.loads((page.parent / "summary.json").read_text("utf-8"))["cells"]

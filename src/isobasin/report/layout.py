@@ -148,9 +148,14 @@ def figure(name: str, rows: Sequence[Row], *children: Child, kind: str, **attrib
         element("p", "Download ", *buttons, class_="downloads"),
         class_=kind,
         data_name=name,
-        data_rows=json.dumps([list(row) for row in rows], ensure_ascii=False, separators=(",", ":")),
+        data_rows=json.dumps([list(map(_rounded, row)) for row in rows], ensure_ascii=False, separators=(",", ":")),
         **attributes,
     )
+
+
+def _rounded(value: str | int | float | None) -> str | int | float | None:
+    """Seven digits, as float32 has them: a page of many curves would otherwise be half as long again."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def json_details(title: str, file: str) -> Html:

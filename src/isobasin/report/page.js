@@ -292,7 +292,7 @@
 
   function provenance(section) {
     const text = () => JSON.stringify(results[Number(section.dataset.result)], null, 1);
-    const details = section.querySelector("details"), link = section.querySelector(".download");
+    const details = section.querySelector("details:not(.fold)"), link = section.querySelector(".download");
     details.addEventListener("toggle", () => {
       if (!details.open || link.href.startsWith("blob:")) return;
       section.querySelector(".json").textContent = text();
@@ -372,7 +372,16 @@
     tell();
   }
 
+  // A narrow window shows each row of such a table as a block, in which the heads stand before the numbers.
+  function labelled(table) {
+    const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
+    for (const row of table.tBodies[0].rows)
+      [...row.cells].forEach((cell, i) => { if (i && cell.colSpan === 1) cell.dataset.label = heads[i]; });
+    table.classList.add("labelled");
+  }
+
   theme(document.getElementById("theme"));
+  document.querySelectorAll("table.study").forEach(labelled);
   folds();
   document.querySelectorAll("[data-chart]").forEach(chart);
   document.querySelectorAll("[data-result]").forEach(provenance);

@@ -2,17 +2,31 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isobasin.errors import IsobasinError
 from isobasin.files import atomic_write, check_output_file, disk_errors
+from isobasin.path.barrier import CONNECTED_NATS
 from isobasin.report import figures, text
-from isobasin.report.layout import assemble, asset, bar_cell, json_details, scroll_table, swatch, table_row
+from isobasin.report.layout import (
+    TERMS,
+    Row,
+    assemble,
+    asset,
+    bar_cell,
+    figure,
+    json_details,
+    linked,
+    scroll_table,
+    swatch,
+    table_row,
+    term,
+)
 from isobasin.report.result import RULE
-from isobasin.report.svg import Range, Series, bar, panel, value_range
-from isobasin.report.text import Html, Number, concat, element
+from isobasin.report.svg import Dot, LogScale, Range, Series, bar, dot_strip, log_axis, panel, value_range
+from isobasin.report.text import Child, Html, Number, concat, element
 from isobasin.study.results import (
     NAIVE,
     SCOPE_TITLES,
@@ -36,9 +50,11 @@ from isobasin.study.results import (
     scores,
     size_name,
     stage2_cells,
+    study_title,
     summary_row,
     sweeps,
     title,
+    what_varies,
 )
 from isobasin.study.store import read_json, write_json
 
@@ -103,40 +119,45 @@ def scope_and_size(cell: CellResult) -> str:
 
 
 def render(study: Study) -> str:
-    """The text of the page."""
+    """The text of the page: an overview of all cells, then folded sections."""
     anchors = {id(cell): f"cell-{i + 1}" for i, cell in enumerate(study.cells)}
-    sections: list[tuple[str, str, Html]] = []
-    for scope, cells in by_scope(study.cells).items():  # in the order of the paper
-        name, anchor = SCOPE_TITLES.get(scope, scope), f"scope-{scope}"
-        sections.append((name, anchor, _section(name, anchor, _scope_table(cells, anchors))))
+    varies = what_varies(study.cells)
     optional = (
-        ("Absolute against RoPE", "positions", _positions_section(study)),
-        ("Stage 2", "stage2", _stage2_section(study)),
-        ("Stage 1", "heads", _heads_section(study)),
-        ("Layers", "layers", _layers_section(study)),
-        ("Control", "control", _control_section(study)),
-        ("Sweeps", "sweeps", _sweeps_section(study)),
-        ("Curves", "curves", _curves_section(study, anchors)),
-        ("Models", "models", _models_section(study)),
-        ("Runs", "runs", _runs_section(study)),
+        _positions_section(study),
+        _stage2_section(study),
+        _heads_section(study),
+        _layers_section(study),
+        _control_section(study),
+        _sweeps_section(study),
+        _curves_section(study, anchors, varies),
+        _models_section(study),
+        _runs_section(study),
     )
-    sections += [(name, anchor, made) for name, anchor, made in optional if made is not None]
-    links = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor, _ in sections]
-    contents = element("nav", element("ul", *links), aria_label="Contents", class_="contents")
+    scopes = [_scope_section(scope, cells, anchors, varies) for scope, cells in by_scope(study.cells).items()]
     return assemble(
-        f"{study.name}: which models are linearly connected?",
-        concat([_intro(study), contents, *(made for _, _, made in sections)]),
+        f"{study_title(study)}: which models are linearly connected?",
+        concat([_intro(study), _overview(study), _unfold(), *scopes, *optional]),
         charts=[],
         results=[[summary_row(cell) for cell in study.cells]],
         more_style=asset("study_page.css"),
     )
 
 
-def _section(name: str, anchor: str, *children: Html | None) -> Html:
-    return element("section", element("h2", name), *children, class_="pair", id=anchor)
+def _unfold() -> Html:
+    return element("button", "Open all sections", type="button", id="unfold")
 
 
-def _table(caption: str, heads: Sequence[str], rows: Sequence[Html], kind: str = "") -> Html:
+def _section(name: str, anchor: str, said: str, *children: Html | None, **attributes: int) -> Html:
+    """A folded section. What it found is said beside its name."""
+    head = element("summary", element("h2", name), element("span", said, class_="said"))
+    return element("section", element("details", head, *children, class_="fold"), id=anchor, **attributes)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def _table(caption: str, heads: Sequence[Child], rows: Sequence[Html], kind: str = "") -> Html:
     """A table that scrolls sideways under a caption that does not; the first column names the row."""
     scroll = scroll_table(caption, heads, rows, f"study {kind}")
     return element("div", element("p", caption, class_="caption"), scroll, class_="tabled")
@@ -152,34 +173,107 @@ def _intro(study: Study) -> Html:
     words = [f"{n['done']} of {len(study.cells)} cells are filled"]
     words += [f"{n['failed']} failed and not averaged"] * bool(n["failed"])
     words += [f"{n['not filled']} not filled yet"] * bool(n["not filled"])
-    connected: dict[str, list[bool]] = {}
-    for cell in study.cells:
-        for label, score in scores(cell).items():
-            if is_main(label) and label != NAIVE:
-                connected.setdefault(label, []).append(score.connected)
-    by_matcher = ", ".join(f"{label} {sum(each)} of {len(each)}" for label, each in connected.items())
-    more = f" Connected in every pair, by matcher: {by_matcher}." if connected else ""
+    connected = _connected(study.cells)
+    more = f" Cells in which every pair is connected: {connected}." if connected else ""
     return element(
         "div",
         element("p", f"{', '.join(words)}.{more}", class_="sentence"),
-        element("p", f"Rule: {RULE}. Both numbers are always given.", class_="rule"),
+        element("p", linked(f"Rule: {RULE}. Both numbers are always given."), class_="rule"),
         class_="verdict",
     )
 
 
-def _scope_table(cells: Sequence[CellResult], anchors: dict[int, str]) -> Html:
+def _connected(cells: Sequence[CellResult]) -> str:
+    """In how many cells every pair is connected: without alignment, and by each main matcher."""
+    found: dict[str, list[bool]] = {}
+    for cell in cells:
+        for label, score in scores(cell).items():
+            if is_main(label):
+                found.setdefault(label, []).append(score.connected)
+    names = {NAIVE: "without alignment"}
+    return ", ".join(f"{names.get(label, f'by {label}')} {sum(each)} of {len(each)}" for label, each in found.items())
+
+
+# The overview: the mean barrier of every cell, by scope and matcher.
+
+
+def _overview(study: Study) -> Html | None:
+    """One strip for each scope and matcher, one dot for each cell."""
+    done = {scope: [cell for cell in cells if cell.done] for scope, cells in by_scope(study.cells).items()}
+    means = [score.mean for cells in done.values() for cell in cells for score in _main_scores(cell)]
+    known = [value for value in means if value is not None]
+    if not known:
+        return None
+    scale = LogScale.around(known)
+    rows = [row for scope, cells in done.items() if cells for row in _overview_rows(scope, cells, scale)]
+    axis = element("tr", element("td"), element("td", log_axis(scale, CONNECTED_NATS)), element("td"))
+    table = element("table", element("tbody", *rows, axis), class_="overview drawing", aria_label="All cells")
+    caption = concat(
+        [
+            "Mean ", term("barrier"), " of each cell in ", term("nats"),
+            f", on a logarithmic axis; at the left up to {scale.low:g}. Filled: every pair of the cell is connected. "
+            f"The line is {CONNECTED_NATS} nats. Right: cells in which every pair is connected.",
+        ]
+    )  # fmt: skip
+    return figure(
+        f"{study.name}-overview", _overview_numbers(done), table, element("figcaption", caption), kind="whole"
+    )
+
+
+def _main_scores(cell: CellResult) -> list[Score]:
+    return [score for label, score in scores(cell).items() if is_main(label)]
+
+
+def _overview_rows(scope: str, cells: Sequence[CellResult], scale: LogScale) -> Iterator[Html]:
+    yield element("tr", element("th", SCOPE_TITLES.get(scope, scope), colspan=3, scope="rowgroup"), class_="group")
+    for label in dict.fromkeys(score.label for cell in cells for score in _main_scores(cell)):
+        found = [(cell, scores(cell)[label]) for cell in cells if label in scores(cell)]
+        n = sum(score.connected for _, score in found)
+        dots = [
+            Dot(score.mean, score.connected, f"{title(cell)}, {size_name(cell)}: {text.metric('loss', score.mean)}")
+            for cell, score in found
+            if score.mean is not None
+        ]
+        said = f"{label}: barriers {', '.join(text.metric('loss', dot.value) for dot in dots)}"
+        strip = dot_strip(dots, scale, CONNECTED_NATS, matcher_of(label), label=said)
+        name = element("th", _explained(label), scope="row")
+        yield element("tr", name, element("td", strip), element("td", f"{n} of {len(found)}"))
+
+
+def _explained(label: str) -> Child:
+    """The name of a matcher, with its definition if there is one."""
+    return term(label) if label in TERMS else label
+
+
+def _overview_numbers(done: dict[str, list[CellResult]]) -> list[Row]:
+    rows: list[Row] = [("scope", "cell", "size", "path", "mean barrier", "share", "pairs connected", "pairs")]
+    for scope, cells in done.items():
+        for cell in cells:
+            start = (scope, title(cell), size_name(cell))
+            rows += [(*start, s.label, s.mean, s.share, s.n_connected, len(s.each)) for s in _main_scores(cell)]
+    return rows
+
+
+# The cells of each scope.
+
+
+def _scope_section(scope: str, cells: Sequence[CellResult], anchors: dict[int, str], varies: dict[int, str]) -> Html:
     """One row for each cell of a scope; a cell that is not done has its status instead of numbers."""
     labels = list(dict.fromkeys(label for cell in cells for label in scores(cell) if is_main(label)))
     columns = [label for label in labels if label != NAIVE]
-    heads = ("model and data", "positions", "quality", "baseline", NAIVE, *columns, "connected")
-    rows = [_scope_row(cell, anchors[id(cell)], columns) for cell in cells]
+    heads = (
+        "model and data", "positions", "quality", "baseline", term(NAIVE), *map(_explained, columns), "connected",
+    )  # fmt: skip
+    rows = [_scope_row(cell, anchors[id(cell)], columns, varies.get(id(cell))) for cell in cells]
     caption = "Mean loss barrier in nats; below it the share of the naive one, and how many pairs are connected"
-    return _table(caption, heads, rows, "cells")
+    connected = _connected(cells)
+    said = _count(len(cells), "cell") + (f"; connected: {connected}" if connected else "")
+    return _section(SCOPE_TITLES.get(scope, scope), f"scope-{scope}", said, _table(caption, heads, rows, "cells"))
 
 
-def _scope_row(cell: CellResult, anchor: str, columns: Sequence[str]) -> Html:
+def _scope_row(cell: CellResult, anchor: str, columns: Sequence[str], varies: str | None) -> Html:
     link = element("a", f"{model_name(cell)} on {data_name(cell)}", href=f"#{anchor}")
-    name = concat([link, element("small", size_name(cell))])
+    name = concat([link, element("small", size_name(cell)), _varies(varies)])
     bits = quality(cell, "bits_per_byte")
     start = [
         positions_name(cell).removesuffix(" positions"),
@@ -193,10 +287,14 @@ def _scope_row(cell: CellResult, anchor: str, columns: Sequence[str]) -> Html:
         return table_row(name, *start, note, kind="undone")
     found = scores(cell)
     connected = [label for label in columns if label in found and found[label].connected]
-    words = "by all" if len(connected) == len(columns) > 2 else ", ".join(connected)
-    answer = element("td", words or "no", class_="yes" if connected else "no")
+    words = "no naive barrier" if found[NAIVE].connected else ", ".join(connected)
+    answer = element("td", words or "no", class_="flat" if found[NAIVE].connected else "yes" if connected else "no")
     naive = element("td", element("b", text.metric("loss", found[NAIVE].mean)), class_="s-naive")
     return table_row(name, *start, naive, *(_score(found.get(label)) for label in columns), answer)
+
+
+def _varies(words: str | None) -> Html | None:
+    return element("small", f"varies: {words}", class_="varies") if words else None
 
 
 def _score(score: Score | None) -> Html:
@@ -230,7 +328,8 @@ def _positions_section(study: Study) -> Html | None:
         naive = [text.metric("loss", side[NAIVE].mean) for side in sides]
         both = [side[label].share if label in side else None for label in labels for side in sides]
         rows.append(table_row(name, str(cell.about.get("positions")), *naive, *map(text.percent, both)))
-    return _section("Absolute against rotary positions", "positions", _table(caption, heads, rows))
+    said = f"{_count(len(found), 'pair')} of cells that differ in their positions only"
+    return _section("Absolute against rotary positions", "positions", said, _table(caption, heads, rows))
 
 
 def _share_table(caption: str, found: Scored, names: Sequence[str]) -> Html:
@@ -267,7 +366,8 @@ def _stage2_section(study: Study) -> Html | None:
     middle = "Mean loss at the midpoint: it orders the three also where none of them leaves a barrier"
     paper = "The paper gives 62–91 %, 10–16 % and 7–12 % (first layer replaced)."
     tables = (_share_table(caption, found, names), _midpoint_table(middle, found, names))
-    return _section("Stage 2: inside the heads", "stage2", element("p", _stage2_mean(found), f" {paper}"), *tables)
+    said, words = _count(len(found), "cell"), element("p", _stage2_mean(found), f" {paper}")
+    return _section("Stage 2: inside the heads", "stage2", said, words, *tables)
 
 
 def _stage2_mean(found: Scored) -> str:
@@ -292,12 +392,16 @@ def _heads_section(study: Study) -> Html | None:
     words = "L̂ = 100 (L of the chosen − L of the best) / (L naive − L of the best), L the loss at the midpoint."
     parts: list[Html] = []
     if cells:
-        parts = [element("p", words), _rank_table(cells), *map(_permutations, cells[:MAX_PERMUTATION_FIGURES])]
+        shown = cells[:MAX_PERMUTATION_FIGURES]
+        parts = [element("p", words), _rank_table(cells), *map(_permutations, shown, file_names(shown))]
     if distances:
         names = list(dict.fromkeys(name for _, by_name in distances for name in by_name))
         caption = "Share of the naive barrier that is left when heads are paired by another distance"
         parts.append(_share_table(caption, distances, names))
-    return _section("Stage 1: which head is which", "heads", *parts)
+    ranks = [each["rank"] for cell in cells for each in cell.ablations["heads"]]
+    said = f"the chosen permutation is the best in {sum(rank == 1 for rank in ranks)} of {_count(len(ranks), 'pair')}"
+    said = said if ranks else f"other head distances in {_count(len(distances), 'cell')}"
+    return _section("Stage 1: which head is which", "heads", said, *parts)
 
 
 def _rank_table(cells: Sequence[CellResult]) -> Html:
@@ -316,33 +420,46 @@ def _rank_table(cells: Sequence[CellResult]) -> Html:
     return _table(caption, ("cell", "rank", "L̂", NAIVE, "chosen", "best"), rows)
 
 
-def _figure(panels: Sequence[Html], *, above: str | None = None, below: str | None = None) -> Html:
-    """Panels side by side with a caption above or below them."""
-    return element(
-        "figure",
+def _figure(
+    name: str,
+    rows: Sequence[Row],
+    panels: Sequence[Html],
+    kinds: dict[str, str],
+    *,
+    above: str | None = None,
+    below: str | None = None,
+) -> Html:
+    """Panels side by side under the key of their colours, with a caption above or below them."""
+    key = [element("span", swatch(f"s-{kind}"), label) for label, kind in kinds.items()]
+    drawing = (element("p", *key, class_="key"), element("div", *panels, class_="panels"))
+    return figure(
+        name,
+        rows,
         element("figcaption", above, class_="above") if above else None,
-        element("div", *panels, class_="panels"),
+        element("div", *drawing, class_="drawing"),
         element("figcaption", below) if below else None,
-        class_="small",
+        kind="small",
     )
 
 
-def _permutations(cell: CellResult) -> Html:
+def _permutations(cell: CellResult, name: str) -> Html:
     """All permutations as thin lines, the chosen one bold, one panel for each pair."""
     found = cell.ablations["heads"]
     y = value_range([values for each in found for values in (*each["curves"], each["naive_curve"])])
-    panels = []
-    for each in found:
+    panels, rows = [], [("pair", "lambda", NAIVE, *(f"permutation {i}" for i in range(len(found[0]["curves"]))))]
+    for n, each in enumerate(found, 1):
         series = [Series(values, "thin") for i, values in enumerate(each["curves"]) if i != each["chosen"]]
         series += [Series(each["naive_curve"], "naive dashed"), Series(each["curves"][each["chosen"]], "weights")]
-        rank = f"rank {each['rank']}"
+        rank = f"λ; the chosen one has rank {each['rank']}"
         words = f"{len(each['curves'])} permutations, the chosen one is number {each['rank']}"
-        panels.append(panel(each["lambdas"], series, y, ends=("λ = 0", "1"), below=rank, title=words))
+        panels.append(panel(each["lambdas"], series, y, ends=("0", "1"), below=rank, title=words, beside="Loss (nats)"))
+        rows += [(str(n), *values) for values in zip(each["lambdas"], each["naive_curve"], *each["curves"])]
     below = (
         f"{title(cell)}, {cell.about.get('scope')}: loss along the line for every permutation (thin), the chosen one"
         " (bold) and the naive path (dashed)."
     )
-    return _figure(panels, below=below)
+    kinds = {"naive": "naive", "chosen": "weights"}
+    return _figure(f"heads-{name}", rows, panels, kinds, below=below)
 
 
 # Ablations of single models.
@@ -363,7 +480,8 @@ def _layers_section(study: Study) -> Html | None:
     rows = [row for cell in cells for found in cell.ablations["layers"] for row in _layer_rows(cell, found)]
     caption = "Loss after the attention of one layer alone was re-initialised (mean over draws); the bar is its rise"
     table = _table(caption, ("cell", "layer", "trained", "re-initialised", "rise"), rows, "layers")
-    return _section("One layer's attention re-initialised", "layers", table) if cells else None
+    said = _count(len(cells), "model")
+    return _section("One layer's attention re-initialised", "layers", said, table) if cells else None
 
 
 def _layer_rows(cell: CellResult, found: JsonObject) -> list[Html]:
@@ -393,7 +511,8 @@ def _control_section(study: Study) -> Html | None:
     each = [(cell, found) for cell in cells for found in cell.ablations["control"]]
     rows = [_control_row(cell, side, found[side]) for cell, found in each for side in ("inside", "outside")]
     table = _table(caption, heads, rows)
-    return _section("The control: inside and outside the group", "control", element("p", words), table)
+    said = _count(len(each), "model")
+    return _section("The control: inside and outside the group", "control", said, element("p", words), table)
 
 
 def _control_row(cell: CellResult, side: str, found: JsonObject) -> Html:
@@ -407,8 +526,10 @@ def _control_row(cell: CellResult, side: str, found: JsonObject) -> Html:
 
 def _sweeps_section(study: Study) -> Html | None:
     found = sweeps(study.cells)
-    panels = element("div", *map(_sweep, found), class_="panels")
-    return _section("Against heads, width, depth and training time", "sweeps", panels) if found else None
+    drawn = element("div", *map(_sweep, found), class_="panels")
+    what = ", ".join(dict.fromkeys(sweep.what for sweep in found))
+    said = f"{_count(len(found), 'group')} of cells that differ in one number: {what}"
+    return _section("Against heads, width, depth and training time", "sweeps", said, drawn) if found else None
 
 
 def _sweep(sweep: Sweep) -> Html:
@@ -416,38 +537,52 @@ def _sweep(sweep: Sweep) -> Html:
     series = [Series(values, matcher_of(label)) for label, values in sweep.means.items()]
     first = sweep.cells[0][1]
     fixed = f"{first.about.get('scope')}, {size_name(first, but=sweep.what)}"
-    words = f"{title(first)}, {fixed}: mean barrier (nats) against {sweep.what}, {', '.join(sweep.means)}"
+    words = f"{title(first)}, {fixed}: mean barrier (nats) against {sweep.what}"
     numbers = [text.number(number) for number, _ in sweep.cells]
     drawn = panel(
         list(range(len(numbers))), series, value_range([s.values for s in series] + [[0.0]]),
-        ends=(numbers[0], numbers[-1]), below=f"{sweep.what}: {', '.join(numbers)}", title=words, dots=True,
+        ends=(numbers[0], numbers[-1]), below=f"{sweep.what}: {', '.join(numbers)}",
+        title=f"{words}, {', '.join(sweep.means)}", beside="Mean barrier (nats)", dots=True,
     )  # fmt: skip
-    return element("figure", drawn, element("figcaption", words), class_="small")
+    rows = [(sweep.what, *sweep.means), *zip([number for number, _ in sweep.cells], *sweep.means.values())]
+    name = f"sweep-{sweep.what}-{file_names([first])[0]}"
+    return _figure(name, rows, [drawn], _series_kinds(sweep.means), below=words)
 
 
-def _curves_section(study: Study, anchors: dict[int, str]) -> Html:
-    cells = [_curves(cell, anchors[id(cell)]) for scope in by_scope(study.cells).values() for cell in scope]
-    labels = [label for cell in study.cells if cell.done for label in (NAIVE, *cell.labels)]
-    kinds = [kind for kind in dict.fromkeys(map(matcher_of, labels)) if kind != "other"]
-    key = [element("span", swatch(f"s-{kind}"), kind) for kind in kinds]
-    return _section("Curves", "curves", element("p", *key, class_="key"), *cells)
+def _series_kinds(labels: Iterable[str]) -> dict[str, str]:
+    return {label: matcher_of(label) for label in labels}
 
 
-def _curves(cell: CellResult, anchor: str) -> Html:
+def _curves_section(study: Study, anchors: dict[int, str], varies: dict[int, str]) -> Html:
+    cells = [cell for scope in by_scope(study.cells).values() for cell in scope]
+    shown = [
+        _curves(cell, anchors[id(cell)], name, varies.get(id(cell))) for cell, name in zip(cells, file_names(cells))
+    ]
+    n = sum(len(cell.pairs) for cell in cells if cell.done)
+    return _section("Curves", "curves", f"{_count(n, 'pair')} of models in {_count(len(cells), 'cell')}", *shown)
+
+
+def _curves(cell: CellResult, anchor: str, name: str, varies: str | None) -> Html:
     """The paper's panels: one for each pair and metric, naive and by each main matcher."""
-    name = f"{title(cell)}, {cell.about.get('scope')}"
+    heading = f"{title(cell)}, {cell.about.get('scope')}"
     if not cell.done:
         why = f"{cell.status}{f': {cell.why}' if cell.why else ''}"
-        return element("p", element("b", name), f" ({size_name(cell)}): {why}.", id=anchor, class_="status")
-    head = element("summary", name, " ", element("small", size_name(cell)))
-    panels = [_pair_panels(cell, metric) for metric in cell.metrics]
-    return element("details", head, *panels, id=anchor, class_="curves", open=True)
+        return element("p", element("b", heading), f" ({size_name(cell)}): {why}.", id=anchor, class_="status")
+    head = element("summary", heading, " ", element("small", size_name(cell)), " ", _varies(varies))
+    panels = [_pair_panels(cell, metric, name) for metric in cell.metrics]
+    return element("details", head, *panels, id=anchor, class_="curves")
 
 
-def _pair_panels(cell: CellResult, metric: str) -> Html:
+def _pair_panels(cell: CellResult, metric: str, name: str) -> Html:
     labels = main_labels(cell)
     y = value_range([pair.curve(label, metric) for pair in cell.pairs for label in labels])
-    return _figure([_pair_panel(pair, labels, metric, y) for pair in cell.pairs], above=text.metric_title(metric))
+    rows: list[Row] = [("seeds", "lambda", *labels)]
+    for pair in cell.pairs:
+        curves = [pair.curve(label, metric) for label in labels]
+        rows += [(pair.name, *values) for values in zip(pair.facts["lambdas"], *curves)]
+    panels = [_pair_panel(pair, labels, metric, y) for pair in cell.pairs]
+    above = text.metric_title(metric)
+    return _figure(f"{name}-{metric}", rows, panels, _series_kinds(labels), above=above)
 
 
 def _pair_panel(pair: PairResult, labels: Sequence[str], metric: str, y: Range) -> Html:
@@ -456,8 +591,8 @@ def _pair_panel(pair: PairResult, labels: Sequence[str], metric: str, y: Range) 
     first, second = pair.seeds
     words = f"{text.TITLES[metric]} from seed {first} to seed {second}; barriers: {shown}"
     drawn = panel(
-        pair.facts["lambdas"], series, y, ends=(f"seed {first}", f"seed {second}"), below="λ", title=words,
-        percent=metric == "accuracy",
+        pair.facts["lambdas"], series, y, ends=(f"seed {first}", f"seed {second}"), below="λ, from 0 to 1", title=words,
+        beside=text.metric_title(metric), percent=metric == "accuracy",
     )  # fmt: skip
     return element("div", drawn, element("p", f"barriers: {shown}", class_="numbers-below"))
 
@@ -478,7 +613,7 @@ def _models_section(study: Study) -> Html:
             )
     heads = ("cell", "seed", "loss", "accuracy", "bits per byte", "steps", "parameters", "seconds")
     table = _table("Every model on its test data", heads, rows)
-    return _section("Models", "models", element("details", element("summary", "Every model"), table))
+    return _section("Models", "models", f"{_count(len(rows), 'model')} on their test data", table)
 
 
 def _runs_section(study: Study) -> Html:
@@ -487,15 +622,14 @@ def _runs_section(study: Study) -> Html:
     runs = [
         f"{r.get('created')}: version {r.get('version')}, torch {r.get('torch')}, {r.get('device')}" for r in study.runs
     ]
-    return element(
-        "section",
-        element("h2", "Where the numbers come from"),
-        element("p", f"{len(runs)} runs filled this study." if runs else "The runs are not recorded."),
+    said = f"{_count(len(runs), 'run')} filled this study" if runs else "the runs are not recorded"
+    return _section(
+        "Where the numbers come from",
+        "runs",
+        said,
         element("pre", element("code", commands), tabindex=0, aria_label="Commands") if commands else None,
         element("ul", *(element("li", run) for run in runs)) if runs else None,
         json_details("All rows as JSON", "summary.json"),
-        class_="provenance",
-        id="runs",
         data_result=0,
     )
 

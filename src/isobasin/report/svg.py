@@ -86,10 +86,98 @@ def log_strip(value: Number, epsilon: Number, low: int, high: int) -> Html:
     return picture(100, 8, "strip", rectangle(0, 3.6, 100, 0.8, "track"), *marks)
 
 
+# Dots on a logarithmic axis that is as wide as its place: horizontal coordinates are percentages.
+
+_STRIP_HEIGHT = 24.0  # pixels
+_START, _END = 12.0, 98.0  # of the axis, in per cent; what is below its range stands on the left of it
+_TOUCHING, _CROWDED = 1.6, 0.95  # per cent: dots nearer than that are set apart vertically; step between columns
+_LEVELS = (0.0, -6.0, 6.0)
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """Powers of ten from `low` to `high`."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def around(cls, values: Sequence[float]) -> "LogScale":
+        """From 0.001 to the power of ten above the largest value."""
+        top = max([1.0, *values])
+        return cls(1e-3, 10.0 ** math.ceil(math.log10(top)))
+
+    def place(self, value: float) -> float:
+        """In per cent of the width.
+
+        >>> scale = LogScale(0.001, 10.0)
+        >>> scale.place(0.0), scale.place(0.1), scale.place(10.0)
+        (12.0, 55.0, 98.0)
+        """
+        share = math.log10(max(value, self.low) / self.low) / math.log10(self.high / self.low)
+        return round(_START + (_END - _START) * share, 2)
+
+    @property
+    def powers(self) -> list[float]:
+        n = round(math.log10(self.high / self.low))
+        return [self.low * 10**i for i in range(n + 1)]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A value, whether its dot is filled, and what it stands for."""
+
+    value: float
+    filled: bool
+    title: str
+
+
+def dot_strip(dots: Sequence[Dot], scale: LogScale, limit: float, kind: str, *, label: str) -> Html:
+    """A row of dots; the line is the limit."""
+    marks = []
+    for dot, (x, level) in _places(dots, scale):
+        y = _STRIP_HEIGHT / 2 + _LEVELS[level]
+        state = f"s-{kind} {'filled' if dot.filled else 'hollow'}"
+        marks.append(element("circle", element("title", dot.title), cx=f"{x:g}%", cy=y, r=4, class_=state))
+    return _strip(_STRIP_HEIGHT, *_vertical(scale, limit), *marks, label=label)
+
+
+def _places(dots: Sequence[Dot], scale: LogScale) -> list[tuple[Dot, tuple[float, int]]]:
+    """Where each dot stands, and on which of three levels. Those below the scale fill columns on the left of it."""
+    below = [dot for dot in dots if dot.value <= scale.low]
+    found = [(dot, (1 + _CROWDED * (i // 3), i % 3)) for i, dot in enumerate(below)]
+    last, level = -100.0, 0
+    for dot in sorted((dot for dot in dots if dot.value > scale.low), key=lambda dot: dot.value):
+        x = scale.place(dot.value)
+        level = (level + 1) % 3 if x - last < _TOUCHING else 0
+        last = x
+        found.append((dot, (x, level)))
+    return found
+
+
+def log_axis(scale: LogScale, limit: float) -> Html:
+    """The numbers below strips of that scale."""
+    first, *others = scale.powers
+    shown = [element("text", f"≤ {text.number(first)}", x="0%", y=16, text_anchor="start")]
+    for power in others:
+        anchor = "end" if power == scale.high else "middle"
+        shown.append(element("text", text.number(power, 3), x=f"{scale.place(power):g}%", y=16, text_anchor=anchor))
+    return _strip(22.0, *shown, label=f"from {scale.low:g} to {scale.high:g} nats; the line is {limit:g}")
+
+
+def _vertical(scale: LogScale, limit: float) -> list[Html]:
+    places = [(scale.place(power), "grid") for power in scale.powers] + [(scale.place(limit), "limit")]
+    return [element("line", x1=f"{x}%", x2=f"{x}%", y1=0, y2=_STRIP_HEIGHT, class_=kind) for x, kind in places]
+
+
+def _strip(height: float, *shapes: Html, label: str) -> Html:
+    return element("svg", *shapes, width="100%", height=height, class_="strip-row", role="img", aria_label=label)
+
+
 # Curves over common points.
 
-_WIDTH, _HEIGHT = 320.0, 216.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 310.0, 12.0, 174.0  # the box that the grid fills
+_WIDTH, _HEIGHT = 320.0, 232.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 310.0, 28.0, 190.0  # the box that the grid fills
 
 
 @dataclass(frozen=True)
@@ -108,14 +196,16 @@ def panel(
     ends: tuple[str, str],
     below: str,
     title: str,
+    beside: str = "",
     percent: bool = False,
     dots: bool = False,
 ) -> Html:
-    """Curves over common points. `ends` name the first and the last point, `below` the axis."""
+    """Curves over common points. `ends` name the first and the last point, `below` and `beside` the axes."""
     frame = Frame((xs[0], xs[-1]), y, _LEFT + 6, _RIGHT - 6, _TOP, _BOTTOM)
     curves = [shape for one in series for shape in _curve(frame, xs, one, dots=dots)]
     under = _BOTTOM + 17
     names = [
+        element("text", beside, x=0, y=14, class_="end"),
         element("text", short(ends[0], 20), x=_LEFT, y=under, text_anchor="start", class_="end"),
         element("text", short(ends[1], 20), x=_RIGHT, y=under, text_anchor="end", class_="end"),
         element("text", below, x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 7, text_anchor="middle"),
@@ -212,7 +302,8 @@ def plane_picture(plane: LossPlane, a: str, b: str) -> Html | None:
         f"to {text.number(levels[-1])} and above"
     )
     background = element("rect", width=_PLANE_WIDTH, height=height, class_="unknown")
-    models = [shape for name, at in points.items() for shape in _model(name, at)]
+    middle = sum(x for x, _ in points.values()) / max(len(points), 1)
+    models = [shape for name, at in points.items() for shape in _model(name, at, middle)]
     shapes = (background, *_band_paths(plane, levels, height), *lines, *models)
     return picture(_PLANE_WIDTH, height, "plane", *shapes, label=label)
 
@@ -259,10 +350,11 @@ def _coordinates(point: Point) -> str:
     return f"{point[0]:.4g},{point[1]:.4g}"
 
 
-def _model(name: str, at: Point) -> tuple[Html, Html]:
-    """A dot and the name beside it, inside the picture."""
+def _model(name: str, at: Point, middle: float) -> tuple[Html, Html]:
+    """A dot, and the name beside it: away from the middle of all models, where no line is, if there is room."""
     kind = "aligned" if name.endswith("aligned") else "end"
-    right = at[0] > 0.7 * _PLANE_WIDTH
+    wide = 11 * len(short(name, 20)) + 11
+    right = at[0] + wide > _PLANE_WIDTH or (at[0] < middle and at[0] > wide)
     label = element(
         "text", short(name, 20), x=at[0] + (-11 if right else 11), y=at[1] - 10, class_=f"point {kind}",
         text_anchor="end" if right else "start",

@@ -120,7 +120,7 @@ CELL: Mapping[str, Field] = {
     "finetune": _table(),
     "whole": _table(),
 }
-GRID: Mapping[str, Field] = {"name": _text(required=True), "cells": _list("[[cells]] blocks")}
+GRID: Mapping[str, Field] = {"name": _text(required=True), "title": _text(), "cells": _list("[[cells]] blocks")}
 REQUIRE: Mapping[str, Field] = dict.fromkeys(("accuracy", "bits_per_byte", "perplexity", "loss"), _number(0, 1e9))
 
 
@@ -244,6 +244,7 @@ class Grid:
     name: str
     cells: tuple[Cell, ...]
     text: str
+    title: str | None = None
 
     def only(self, text: str | None) -> tuple[Cell, ...]:
         """The cells whose label contains the text."""
@@ -279,7 +280,7 @@ def read_grid(path: str | Path) -> Grid:
                     f"two cells are called {cell.label!r} but differ in settings that the name does not show; "
                     "put them into two grid files"
                 )
-    return Grid(given["name"], tuple(found.values()), text)
+    return Grid(given["name"], tuple(found.values()), text, given["title"])
 
 
 def _check_dots(text: str, path: Path) -> None:

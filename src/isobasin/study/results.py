@@ -97,6 +97,7 @@ class Study:
     name: str
     cells: tuple[CellResult, ...]
     runs: tuple[JsonObject, ...] = ()
+    title: str | None = None  # of the grid
 
 
 def read_study(folder: Path) -> Study:
@@ -116,11 +117,11 @@ def read_study(folder: Path) -> Study:
 
 def _study(stored: StoredStudy) -> Study:
     if stored.table is not None:
-        rows, name, runs = (stored.table.get(key) for key in ("cells", "name", "runs"))
+        rows, name, runs, title = (stored.table.get(key) for key in ("cells", "name", "runs", "title"))
     else:
-        rows, name, runs = _rows_from_results(stored.results), None, None
+        rows, name, runs, title = _rows_from_results(stored.results), None, None, None
     cells = tuple(_cell(row, stored.results, stored.path) for row in rows or ())
-    return Study(str(name or stored.path.absolute().name.removesuffix(PACKED)), cells, tuple(runs or ()))
+    return Study(str(name or stored.path.absolute().name.removesuffix(PACKED)), cells, tuple(runs or ()), title)
 
 
 def _cell(row: JsonObject, done: Mapping[str, JsonObject], path: Path) -> CellResult:
@@ -342,6 +343,26 @@ def title(cell: CellResult) -> str:
     return f"{model_name(cell)} on {data_name(cell)}, {positions_name(cell)}"
 
 
+def study_title(study: Study) -> str:
+    """The title of the grid; without one, the models and the data, and what varies if that is all a study does."""
+    if study.title:
+        return str(study.title)
+    models, data = (list(dict.fromkeys(map(name, study.cells))) for name in (model_name, data_name))
+    words = [_listed(models, "models"), _listed(data, "data sets")]
+    varied, varies = sweeps(study.cells), what_varies(study.cells)
+    only_sweeps = varied and all(id(cell) in varies for cell in study.cells)
+    against = _listed([sweep.what for sweep in varied], "numbers")
+    return " on ".join(words) + (f" against {against}" if only_sweeps else "") if study.cells else study.name
+
+
+def _listed(names: Sequence[str], noun: str, most: int = 4) -> str:
+    """`a, b and c`, or their number."""
+    names = list(dict.fromkeys(names))
+    if len(names) > most:
+        return f"{len(names)} {noun}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
 def by_scope(cells: Iterable[CellResult]) -> dict[str, list[CellResult]]:
     """Cells by scope, in the order of the paper."""
     found: dict[str, list[CellResult]] = {}
@@ -422,6 +443,17 @@ def sweeps(cells: Sequence[CellResult]) -> list[Sweep]:
                 groups.setdefault(_without(cell, *left_out), {}).setdefault(number, cell)
         found += [Sweep(what, tuple(sorted(group.items()))) for group in groups.values() if len(group) > 1]
     return found
+
+
+def what_varies(cells: Sequence[CellResult]) -> dict[int, str]:
+    """For each cell of a sweep, by its id, the numbers that vary: `steps 704, width 64`."""
+    found: dict[str, list[str]] = {}
+    for sweep in sweeps(cells):
+        for number, cell in sweep.cells:
+            found.setdefault(repr(cell.about.get("jobs")), []).append(f"{sweep.what} {number:g}")
+    # By its jobs, since a grid can have the same cell twice.
+    words = {id(cell): found.get(repr(cell.about.get("jobs"))) for cell in cells if cell.done}
+    return {key: ", ".join(dict.fromkeys(each)) for key, each in words.items() if each}
 
 
 def _swept_number(cell: CellResult, what: str) -> float | None:

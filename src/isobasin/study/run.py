@@ -122,7 +122,8 @@ def write_study(grid: Grid, plans: Sequence[CellPlan], store: Store, runs: Seque
     """Write study.json: the grid, a row for each cell with the names of its results, and the runs."""
     rows = [cell_row(plan, store) for plan in plans]
     failed = [{"cell": each["cell"], "why": each["why"]} for each in rows if each["status"] == "failed"]
-    found = {"name": grid.name, "cells": rows, "failed": failed}
+    title = {"title": grid.title} if grid.title else {}
+    found = {"name": grid.name, **title, "cells": rows, "failed": failed}
     write_json(store.root / STUDY, {"format": 1, **found, "grid": grid.text, "runs": list(runs)})
     return found
 
