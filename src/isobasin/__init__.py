@@ -12,6 +12,7 @@ __version__ = "0.2.0"
 _PUBLIC = {
     "ActivationMatching": "isobasin.alignment.matchers",
     "Adapter": "isobasin.checkpoint.adapter",
+    "BarrierCallback": "isobasin.callback",
     "IsobasinError": "isobasin.errors",
     "LearnedMatching": "isobasin.learn.matching",
     "ReferenceMatching": "isobasin.alignment.reference",
@@ -26,6 +27,7 @@ _PUBLIC = {
     "equivalent": "isobasin.compare.equivalence",
     "evaluate_path": "isobasin.path.evaluation",
     "fingerprint": "isobasin.compare.fingerprint",
+    "lightning_barrier_callback": "isobasin.callback",
     "load": "isobasin.weights",
     "load_transform": "isobasin.symmetries.transform_file",
     "merge": "isobasin.merging.merge",
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from isobasin.alignment.matchers import ActivationMatching as ActivationMatching
     from isobasin.alignment.matchers import WeightMatching as WeightMatching
     from isobasin.alignment.reference import ReferenceMatching as ReferenceMatching
+    from isobasin.callback import BarrierCallback as BarrierCallback
+    from isobasin.callback import lightning_barrier_callback as lightning_barrier_callback
     from isobasin.checkpoint.adapter import Adapter as Adapter
     from isobasin.compare.canonical import canonical as canonical
     from isobasin.compare.distance import distance as distance
