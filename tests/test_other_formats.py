@@ -124,3 +124,34 @@ def test_timm_and_open_clip_are_refused_with_the_way_out(tmp_path: Path) -> None
     (tmp_path / "config.json").rename(tmp_path / "open_clip_config.json")
     with pytest.raises(IsobasinError, match=r"is a model of open_clip, .*CLIPModel"):
         ib.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vit_base_patch16_224", "a name of timm, .*google/vit-"),
+        ("vit_small_patch14_dinov2.lvd142m", "a name of timm"),
+        ("hf-hub:timm/vit_base_patch16_224.augreg", "a name of timm"),
+        ("ViT-B-32", "a name of open_clip, .*openai/clip-"),
+        ("hf-hub:laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "a name of open_clip"),
+        ("org/ViT-B-32", r"check the path, or download it first \(hf download"),
+        ("llama_patch", "check the path"),
+    ],
+)
+def test_names_of_timm_and_open_clip_are_told_from_ids(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(IsobasinError, match=rf"is neither a folder .*HF_HUB_OFFLINE is set\): .*{message}"):
+        ib.load(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("model.onnx", "ONNX is a graph of operations"), ("model.pt", "give the folder it lies in")]
+)
+def test_a_file_of_another_format_is_refused_with_its_reason(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(IsobasinError, match=rf"{name} is a file, expected a checkpoint folder: {message}"):
+        ib.load(tmp_path / name)

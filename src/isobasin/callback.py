@@ -87,8 +87,8 @@ class BarrierMeter:
     def _measured(self, model: nn.Module) -> dict[str, Any]:
         if any(hasattr(p, "full_tensor") or p.numel() == 0 for p in model.parameters()):
             raise IsobasinError(
-                f"{type(model).__name__}: its parameters are sharded (FSDP, ZeRO-3), expected whole ones; measure saved "
-                "checkpoints by `isobasin path` instead"
+                f"{type(model).__name__}: its parameters are sharded (FSDP, ZeRO-3), expected whole ones; measure "
+                "saved checkpoints by `isobasin path` instead"
             )
         device = self.device or next(model.parameters()).device
         target, now = self.target, load(model)  # a copy

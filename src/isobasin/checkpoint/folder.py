@@ -8,6 +8,7 @@ import filecmp
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +62,20 @@ _OTHER_FORMATS = {
     ".msgpack": "these are weights for Flax; load them in transformers (from_flax=True) and save_pretrained",
     ".ckpt": "this is a training checkpoint; load it where it was made and save_pretrained",
 }
+# Names of models of other libraries, which are no ids of the hub.
+_FOREIGN_NAMES = (
+    (
+        re.compile(r"(hf[-_]hub:)?timm/.*|[a-z0-9]+(_[a-z0-9]+)*_patch\d+(_.*)?"),
+        "this is a name of timm, whose models are not read; take the same weights for transformers (google/vit-…, "
+        "facebook/deit-…, facebook/dinov2-…)",
+    ),
+    (
+        re.compile(r"(open_clip:|hf[-_]hub:).*|(ViT|EVA\d*|RN\d+|convnext|coca)[-_][\w-]*"),
+        "this is a name of open_clip, whose models are not read; take the same weights for transformers "
+        "(openai/clip-…, laion/CLIP-…)",
+    ),
+)
+_NOT_THERE = "check the path, or download it first (hf download ORG/NAME)"
 MAX_LEVELS = 8  # sub-folders inside each other
 _SILENT = frozenset({".DS_Store", ".git", ".gitattributes", ".gitignore", ".cache", "__pycache__"})
 _STALE_FOLDERS = re.compile(r"checkpoint-\d+|global_step\d+|runs|onnx|openvino|coreml", re.IGNORECASE)
@@ -96,7 +111,8 @@ def find_folder(path: str | Path) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise CheckpointError(f"{path} is a file, expected a checkpoint folder: give the folder it lies in")
+        advice = _OTHER_FORMATS.get(folder.suffix, "give the folder it lies in")
+        raise CheckpointError(f"{path} is a file, expected a checkpoint folder: {advice}")
     name, _, revision = str(path).partition("@")
     try:
         from huggingface_hub import constants, snapshot_download  # half a second to import, and rarely needed
@@ -109,9 +125,12 @@ def find_folder(path: str | Path) -> Path:
         return Path(snapshot_download(name, revision=revision or None, ignore_patterns=_NOT_DOWNLOADED))
     except (ImportError, OSError, ValueError) as error:  # not in the cache; not a hub id; no network; no such model
         at = f" at revision {revision}" if revision else ""
+        offline = getattr(sys.modules.get("huggingface_hub.constants"), "HF_HUB_OFFLINE", False)
+        why = "HF_HUB_OFFLINE is set" if offline else type(error).__name__
+        advice = next((advice for known, advice in _FOREIGN_NAMES if known.fullmatch(name)), _NOT_THERE)
         raise CheckpointError(
             f"{name!r}{at} is neither a folder nor a model in the local Hugging Face cache, and can not be downloaded "
-            f"({type(error).__name__}): check the path, or download it first (hf download ORG/NAME)"
+            f"({why}): {advice}"
         ) from error
 
 
