@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -88,10 +89,53 @@ def test_what_can_be_saved_can_be_uploaded(tmp_path: Path, monkeypatch: pytest.M
     a = ib.load(tmp_path / "a")
     assert ib.push_to_hub(ib.merge([a, a]), "me/merged", private=True, token="t") == "https://hub/me/merged"
     assert calls == ["t", ("me/merged", True, True), ["README.md", "config.json", "model.safetensors"]]
+    calls.clear()
     ib.push_to_hub(ib.scramble(a).apply(a), "me/copy", max_shard_size="1KB")
     assert "model.safetensors.index.json" in calls[-1]
     with pytest.raises(IsobasinError, match=r"merged: can not be uploaded .*hf auth login"):
         ib.push_to_hub(a, "merged")
+
+
+def test_an_upload_asks_the_hub_for_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the signatures of the real client: a call that the hub would refuse is an error."""
+    import huggingface_hub
+
+    api = create_autospec(huggingface_hub.HfApi, instance=True)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda token: api)
+    Transformer(ModelConfig.preset("llama", **SIZES), seed=0).save(tmp_path / "a")
+    ib.push_to_hub(ib.load(tmp_path / "a"), "me/a", revision="v2")
+    assert [name for name, *_ in api.method_calls] == ["create_repo", "create_branch", "upload_folder"]
+    assert api.create_branch.call_args.kwargs == {"branch": "v2", "exist_ok": True}
+    assert api.upload_folder.call_args.kwargs["revision"] == "v2"
+    ib.push_to_hub(ib.load(tmp_path / "a"), "me/a")
+    assert api.create_branch.call_count == 1, "no branch was asked for"
+
+
+class LostConnection(Exception):
+    """As HTTP libraries raise it: no OSError."""
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (LostConnection("Name or service not known"), r"\(Name or service not known\); check the network"),
+        (LostConnection(), r"\(LostConnection\); check the network"),
+        ("offline", r"\(offline mode is enabled.\); or save it with"),
+    ],
+)
+def test_an_upload_without_network_is_one_line(
+    error: Any, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    api = create_autospec(huggingface_hub.HfApi, instance=True)
+    if error == "offline":
+        error = huggingface_hub.errors.OfflineModeIsEnabled("offline mode is enabled.")
+    api.create_repo.side_effect = error
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda token: api)
+    Transformer(ModelConfig.preset("llama", **SIZES), seed=0).save(tmp_path / "a")
+    with pytest.raises(IsobasinError, match=rf"me/a: can not be uploaded {advice}"):
+        ib.push_to_hub(ib.load(tmp_path / "a"), "me/a")
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,17 @@ def push_to_hub(
 
     >>> push_to_hub(merge([a, b]), "me/merged", private=True)  # doctest: +SKIP
 
-    The repository is created where it does not exist; files of it that are not written stay. `options` are those of
-    `save`. The token is that of `hf auth login` unless given.
+    The repository, and the branch `revision`, are created where they do not exist; files of it that are not written
+    stay. `options` are those of `save`. The token is that of `hf auth login` unless given.
     """
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalTokenNotFoundError,
+            OfflineModeIsEnabled,
+        )
     except ImportError as error:
         raise IsobasinError("push_to_hub needs the package huggingface_hub: pip install huggingface_hub") from error
     with TemporaryDirectory() as place:
@@ -40,12 +45,20 @@ def push_to_hub(
         try:
             api = HfApi(token=token)
             api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
             done = api.upload_folder(
                 repo_id=repo_id, folder_path=Path(place) / "model", revision=revision, commit_message=message
             )
-        except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
-            raise IsobasinError(
-                f"{repo_id}: can not be uploaded ({str(error).splitlines()[0]:.200}); log in with `hf auth login`, and "
-                "give a name such as me/model"
-            ) from error
+        except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError) as error:
+            raise _failed(repo_id, error, "log in with `hf auth login`, and give a name such as me/model") from error
+        except OfflineModeIsEnabled as error:
+            raise _failed(repo_id, error, "or save it with `.save(folder)` and upload it later") from error
+        except Exception as error:  # of whatever library does the transfer
+            raise _failed(repo_id, error, "check the network; `.save(folder)` keeps the result") from error
     return str(done)
+
+
+def _failed(repo_id: str, error: Exception, advice: str) -> IsobasinError:
+    words = str(error).splitlines() or [type(error).__name__]
+    return IsobasinError(f"{repo_id}: can not be uploaded ({words[0]:.200}); {advice}")

@@ -125,13 +125,21 @@ def find_folder(path: str | Path) -> Path:
         return Path(snapshot_download(name, revision=revision or None, ignore_patterns=_NOT_DOWNLOADED))
     except (ImportError, OSError, ValueError) as error:  # not in the cache; not a hub id; no network; no such model
         at = f" at revision {revision}" if revision else ""
-        offline = getattr(sys.modules.get("huggingface_hub.constants"), "HF_HUB_OFFLINE", False)
-        why = "HF_HUB_OFFLINE is set" if offline else type(error).__name__
         advice = next((advice for known, advice in _FOREIGN_NAMES if known.fullmatch(name)), _NOT_THERE)
         raise CheckpointError(
             f"{name!r}{at} is neither a folder nor a model in the local Hugging Face cache, and can not be downloaded "
-            f"({why}): {advice}"
+            f"({_why_not(name, error)}): {advice}"
         ) from error
+
+
+def _why_not(name: str, error: Exception) -> str:
+    """Why a model was not downloaded."""
+    if _HUB_ID.fullmatch(name) is None:
+        return "not of the form ORG/NAME"
+    if getattr(sys.modules.get("huggingface_hub.constants"), "HF_HUB_OFFLINE", False):
+        return "HF_HUB_OFFLINE is set"
+    kind = type(error).__name__
+    return "the hub can not be reached" if kind == "LocalEntryNotFoundError" else kind
 
 
 def is_adapter(folder: Path) -> bool:
