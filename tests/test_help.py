@@ -17,7 +17,7 @@ from isobasin.cli.help import EXAMPLES
 from isobasin.cli.study import study
 
 NAMES = [*COMMANDS, *(f"study {command.name}" for command in study.registered_commands)]
-SCREEN = 56  # lines of 80 columns
+SCREEN = 52  # lines of 80 columns
 ISOBASIN = "from isobasin.cli import main; main()"
 
 
@@ -124,6 +124,37 @@ def test_the_shell_completes_commands_and_options() -> None:
     assert completed("isobasin align --mat") == ["--matcher"]
     assert completed("isobasin study pa") == ["pack"]
     assert completed("isobasin zz") == []
+
+
+def test_the_shell_completes_the_values_of_options() -> None:
+    assert completed("isobasin align --matcher le") == ["learned"]
+    assert completed("isobasin study run --engine ") == ["local", "ray"]
+
+
+def test_values_that_are_completed_are_those_that_are_taken() -> None:
+    from isobasin.alignment.heads import HEAD_DISTANCES, STAGES
+    from isobasin.cli.align import MATCHERS
+    from isobasin.cli.options import INITS
+    from isobasin.learn.path_loss import OBJECTIVES
+    from isobasin.learn.trainer import PERMUTATIONS
+    from isobasin.symmetries import SCOPES
+    from isobasin.tasks.task import KINDS
+
+    taken = {
+        "scope": SCOPES, "matcher": MATCHERS, "stage2": STAGES, "head_distance": HEAD_DISTANCES, "init": INITS,
+        "objective": OBJECTIVES, "permutations": PERMUTATIONS, "task": ("auto", *KINDS),
+    }  # fmt: skip
+    unnamed = []
+    for name in NAMES:
+        command, _ = command_of([*name.split(), ""])
+        with command.make_context(name, [], resilient_parsing=True) as context:
+            for param in command.params:
+                found = {item.value for item in param.shell_complete(context, "")}
+                if param.name in taken and param.metavar == "NAME":
+                    assert found == set(taken[param.name]), (name, param.name)
+                elif param.metavar == "NAME" and not found:
+                    unnamed.append((name, param.name))
+    assert unnamed == [], "a choice that is not completed"
 
 
 def test_the_completion_script_is_shown() -> None:

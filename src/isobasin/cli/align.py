@@ -22,6 +22,7 @@ from isobasin.cli.options import (
     SaveOptions,
     Seed,
     check_choice,
+    choice,
     with_options,
 )
 from isobasin.cli.output import (
@@ -63,8 +64,7 @@ def align_command(
     match: MatchOptions,
     data: MatchData = None,
     verify: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Compare outputs: auto, layer, model, none.", rich_help_panel="Output"),
+        str, choice("auto, layer, model, none", "Compare outputs: {}.", rich_help_panel="Output")
     ] = "auto",
     save_transform: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the transform too.", rich_help_panel="Output")

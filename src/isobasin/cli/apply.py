@@ -16,6 +16,7 @@ from isobasin.cli.options import (
     Seed,
     Verify,
     check_choice,
+    choice,
     with_options,
 )
 from isobasin.cli.output import (
@@ -41,9 +42,7 @@ def scramble_command(
     *,
     model: Model,
     save: SaveOptions,
-    scope: Annotated[
-        str, typer.Option(metavar="NAME", help="model, all-attention, first-attention, first-block")
-    ] = "model",
+    scope: Annotated[str, choice("model, all-attention, first-attention, first-block")] = "model",
     save_transform: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the transform too.", rich_help_panel="Output")
     ] = None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.options import DeviceOptions, Force, MemoryOptions, PrintOptions, Seed, with_options
+from isobasin.cli.options import DeviceOptions, Force, MemoryOptions, PrintOptions, Seed, choice, with_options
 from isobasin.cli.output import emit, measured_cost, note, space_label
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ def equal_command(
     b: Annotated[
         str, typer.Argument(metavar="B", help="A model of the same family; heads and added vocabulary rows may differ.")
     ],
-    precision: Annotated[
-        str, typer.Option(metavar="NAME", help="Up to the rounding of: stored, float32, float16, bfloat16.")
-    ] = "stored",
+    precision: Annotated[str, choice("stored, float32, float16, bfloat16", "Up to the rounding of: {}.")] = "stored",
     save_transform: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Same: save the element that moves B to A.")
     ] = None,

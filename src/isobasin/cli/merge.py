@@ -24,6 +24,7 @@ from isobasin.cli.options import (
     Seed,
     Verify,
     check_choice,
+    choice,
     with_options,
 )
 from isobasin.cli.output import (
@@ -51,7 +52,9 @@ RECIPES = (".yml", ".yaml")
 
 @dataclass(frozen=True, kw_only=True)
 class MergeSaveOptions(SaveOptions):
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="Type: keep, float32, bfloat16 or float16.")] = "keep"
+    dtype: Annotated[str, choice("keep, float32, bfloat16, float16", "Type: keep, float32, bfloat16 or float16.")] = (
+        "keep"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +66,16 @@ class RecipeOptions:
         str | None, typer.Option(metavar="X,Y,…", help="Such as 0.7,0.3; equal by default.", rich_help_panel="Options")
     ] = None
     method: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="linear (default), slerp; svd for LoRA.", rich_help_panel="Options"),
+        str | None, choice("linear, slerp, svd", "linear (default), slerp; svd for LoRA.", rich_help_panel="Options")
     ] = None
     no_align: Annotated[bool, typer.Option("--no-align", help="Average the weights as they are.")] = False
     to: Annotated[str | None, typer.Option(metavar="X", help="Align to this model (0), or to the mean.")] = None
-    scope: Annotated[str | None, typer.Option(metavar="NAME", help="As for `isobasin align`.")] = None
+    scope: Annotated[
+        str | None, choice("model, all-attention, first-attention, first-block", "As for `isobasin align`.")
+    ] = None
     matcher: Annotated[
-        str | None, typer.Option(metavar="NAME", help="weights (default), activations, learned, reference.")
+        str | None,
+        choice("weights, activations, learned, reference", "weights (default), activations, learned, reference."),
     ] = None
 
 

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from isobasin.tasks import Task
     from isobasin.weights import Weights
 
+
+def choice(names: str, words: str = "{}", **more: Any) -> Any:
+    """An option that takes one of these names, which a shell completes; in the help `{}` stands for them."""
+    return typer.Option(metavar="NAME", help=words.format(names), autocompletion=lambda: names.split(", "), **more)
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder, or a hub id in the local cache.")]
 Seed = Annotated[
     int,
@@ -36,10 +42,7 @@ Force = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="General")
 ]
-Verify = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="Compare outputs: auto, model or none.", rich_help_panel="Output"),
-]
+Verify = Annotated[str, choice("auto, model, none", "Compare outputs: auto, model or none.", rich_help_panel="Output")]
 VERIFY = ("auto", "model", "none")
 MAX_SAMPLES = 10**9
 INITS = ("weights", "activations")
@@ -60,7 +63,7 @@ class SaveOptions:
 
     panel: ClassVar[str] = "Output"
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder to write.")]
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="Type: auto, keep, float32, bfloat16, float16.")] = "auto"
+    dtype: Annotated[str, choice("auto, keep, float32, bfloat16, float16", "Type: {}.")] = "auto"
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest file, such as 200MB.")] = "5GB"
     force: Force = False
     trust_remote_code: Annotated[
@@ -73,7 +76,7 @@ class DeviceOptions:
     """Where to compute."""
 
     panel: ClassVar[str] = "General"
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, …")] = "cpu"
+    device: Annotated[str, choice("cpu, cuda", "{}, cuda:1, …")] = "cpu"
     cuda: Annotated[bool, typer.Option("--cuda", help="The same as --device cuda.")] = False
 
     @property
@@ -100,7 +103,7 @@ class MemoryOptions:
 
     memory: Annotated[
         str,
-        typer.Option(metavar="SIZE", help="Host memory for one copy of a model; a larger model is read several times."),
+        typer.Option(metavar="SIZE", help="Host memory for a model; else read again."),
     ] = "512MiB"
 
     def load(self, source: str) -> "Weights":
@@ -130,14 +133,11 @@ class MatchOptions:
     """How to find the alignment."""
 
     panel: ClassVar[str] = "Alignment"
-    scope: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="model, all-attention, first-attention, first-block"),
-    ] = None
-    matcher: Annotated[str, typer.Option(metavar="NAME", help="weights, activations, learned, reference.")] = "weights"
-    stage2: Annotated[str, typer.Option(metavar="NAME", help="Inside each head: none, orthogonal or full.")] = "full"
+    scope: Annotated[str | None, choice("model, all-attention, first-attention, first-block")] = None
+    matcher: Annotated[str, choice("weights, activations, learned, reference", "{}.")] = "weights"
+    stage2: Annotated[str, choice("none, orthogonal, full", "Inside each head: none, orthogonal or full.")] = "full"
     head_distance: Annotated[
-        str | None, typer.Option(metavar="NAME", help="complete, frobenius, singular or cosine.")
+        str | None, choice("complete, frobenius, singular, cosine", "complete, frobenius, singular or cosine.")
     ] = None
 
 
@@ -147,14 +147,12 @@ class LearnOptions:
 
     panel: ClassVar[str] = "Learning (--matcher learned)"
     held_out: Annotated[Path | None, typer.Option(metavar="PATH", help="Data that select the result [a tenth].")] = None
-    init: Annotated[str, typer.Option(metavar="NAME", help="Start from: weights or activations.")] = "weights"
+    init: Annotated[str, choice("weights, activations", "Start from: weights or activations.")] = "weights"
     steps: Annotated[int, typer.Option(max=10**7, metavar="N", help="Gradient steps.")] = 500
     lr: Annotated[float, typer.Option(metavar="X", help="Largest learning rate.")] = 0.01
-    objective: Annotated[
-        str, typer.Option(metavar="NAME", help="The models' mean prediction (ends), labels, or auto.")
-    ] = "auto"
+    objective: Annotated[str, choice("auto, ends, labels", "ends (their mean prediction), labels, auto.")] = "auto"
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Do not read labels of a classifier's data.")] = False
-    permutations: Annotated[str, typer.Option(metavar="NAME", help="The matching of units: fixed or free.")] = "fixed"
+    permutations: Annotated[str, choice("fixed, free", "The matching of units: fixed or free.")] = "fixed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +160,9 @@ class DataOptions:
     """How data are read: for measuring in `path`, for `--matcher learned` in `align` and `merge`."""
 
     panel: ClassVar[str] = "Data"
-    task: Annotated[str, typer.Option(metavar="NAME", help="auto, lm, mlm, seq2seq, text or image.")] = "auto"
+    task: Annotated[str, choice("auto, lm, mlm, seq2seq, text, image", "auto, lm, mlm, seq2seq, text or image.")] = (
+        "auto"
+    )
     tokenizer: Annotated[str | None, typer.Option(metavar="FOLDER", help="A tokenizer; that of A by default.")] = None
     max_samples: Annotated[
         int | None, typer.Option(max=MAX_SAMPLES, metavar="N", help="Use at most so many samples.")

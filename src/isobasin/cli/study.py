@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from isobasin.cli.help import HELP_NAMES, Command, Group
-from isobasin.cli.options import Json, PrintOptions, with_options
+from isobasin.cli.options import Json, PrintOptions, choice, with_options
 from isobasin.cli.output import emit, number, progress
 
 study = typer.Typer(
@@ -32,11 +32,11 @@ def run_command(
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The data sets; some ship with the package.")
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="local (processes) or ray (RAY_ADDRESS).")] = "local",
+    engine: Annotated[str, choice("local, ray", "local (processes) or ray (RAY_ADDRESS).")] = "local",
     workers: Annotated[
         int | None, typer.Option(max=1024, metavar="N", help="Jobs at a time; by default one per core, four per GPU.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    device: Annotated[str, choice("auto, cpu, cuda", "{}, cuda:1, …")] = "auto",
     only: Annotated[str | None, typer.Option(metavar="TEXT", help="Only cells whose name contains this text.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run cells again that failed in an earlier run.")] = False,
     keep_weights: Annotated[
