@@ -20,6 +20,7 @@ from isobasin.arch import FAMILIES, Architecture, HeadSpace, Space, Sum, archite
 Parts = Mapping[str, Any]
 Labelled = Iterator[tuple[str, Any]]  # what was done, and the result; None: left out
 PARTS = ("modules", "tensors", "norms", "biases", "aliases", "sums", "spaces", "heads", "routers", "tables", "scales")
+PARTS += ("choice_biases",)
 KINDS = ("fixed", "permutation", "permutation±", "signed", "positive", "scaled", "orthogonal", "orthogonal1")
 
 _TERM = re.compile(r"(\|?)([^|:*]+)(:q)?\|?(\*?)")
@@ -76,8 +77,9 @@ def mutants(parts: Parts) -> Iterator[Mutant]:
     changes = {"modules": words.pattern, "tensors": words.pattern, "norms": words.norm, "scales": words.module}
     for part in ("modules", "tensors", "norms", "biases", "aliases", "tables", "scales"):
         yield from _in_table(parts, part, changes.get(part, lambda text: iter(())))
-    for router in _first(parts.get("routers", ()), str):
-        yield Mutant(f"routers: {router} left out", "routers", tuple(r for r in parts["routers"] if r != router))
+    for part in ("routers", "choice_biases"):
+        for name in _first(parts.get(part, ()), str):
+            yield Mutant(f"{part}: {name} left out", part, tuple(each for each in parts[part] if each != name))
     yield from _in_list(parts, "sums", sums)
     yield from _in_list(parts, "spaces", spaces)
     if isinstance(parts["heads"], HeadSpace):

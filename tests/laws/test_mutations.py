@@ -19,7 +19,6 @@ from mutants import PARTS, Mutant, Words, bent, described, mutants
 from outside import act, step_outside
 from subjects import moved, on_disk, said, subject
 from survivors import (
-    JUDGED,
     NO_GROUPS,
     NO_MEAN,
     NO_ROTARY,
@@ -40,7 +39,7 @@ from torch import Tensor
 
 import model_types as mt
 import tiny
-from isobasin.arch import Architecture, HeadSpace, Space
+from isobasin.arch import FAMILIES, Architecture, HeadSpace, Space
 from isobasin.errors import IsobasinError
 from isobasin.groups import Element, HeadsElement
 from isobasin.model import ModelConfig, Transformer
@@ -79,6 +78,10 @@ class Trial:
         return self.weights.arch.family
 
     def error(self, weights: Weights) -> float:
+        """The change of the outputs. Copies in the file must stay copies, whichever of them transformers reads."""
+        for copy, target in self.weights.names.copies.items():
+            if copy in weights and not torch.equal(weights[copy], weights[target]):
+                return float("inf")
         return float((self.say(weights) - self.output).abs().max() / self.output.abs().max())
 
     def loaded(self, mutant: Mutant) -> Weights | str | None:
@@ -200,10 +203,11 @@ def from_transformers(name: str, **config: Any) -> Trial:
     return _trial(s.weights, {**s.weights.config, **config}, lambda weights: said(weights, s.inputs))
 
 
-def from_model_type(name: str, **config: Any) -> Trial:
-    """A configuration of `model_types`, with other settings."""
+def from_model_type(name: str, model_class: str = "", **config: Any) -> Trial:
+    """A configuration of `model_types`, with another class and other settings."""
     found = mt.model_type(name)
-    model = replace(found, config={**found.config, **config}).build() if config else mt.built(name)
+    found = replace(found, model=model_class or found.model, config={**found.config, **config})
+    model = found.build() if model_class or config else mt.built(name)
     live = load(model)
     x = mt.inputs(live)
     return _trial(live, live.config, lambda weights: mt.outputs(weights, model, x))
@@ -213,7 +217,8 @@ def _trial(weights: Weights, config: Mapping[str, Any], say: Callable[[Weights],
     """The file of a model, with buffers and copies that old files have."""
     parts = described(weights.arch.family, config)
     tensors, disk = on_disk(weights), weights.names.on_disk
-    buffers = [re.sub(r"\{i\}", "0", key) for key, text in parts["tensors"].items() if text == "-"]
+    prefix = weights.family.text.prefix if weights.family.text else ""
+    buffers = [prefix + re.sub(r"\{i\}", "0", key) for key, text in parts["tensors"].items() if text == "-"]
     tensors |= {key: torch.zeros(1) for key in buffers if key not in disk}
     copies = {copy: target for copy, target in (parts.get("aliases") or {}).items() if target in disk}
     tensors |= {copy: tensors[disk[target]] for copy, target in copies.items() if copy != weights.family.own_head}
@@ -295,16 +300,39 @@ TRIALS: dict[str, list[Callable[[], Trial]]] = {
 CASES = tuple(TRIALS)
 
 # Beside the configurations of `model_types`, some that are stricter.
-STRICTER: Mapping[str, list[Callable[[], Trial]]] = {
+_LIKE_BERT = {
+    "roberta-masked-lm": "Roberta",
+    "xlm-roberta-masked-lm": "XLMRoberta",
+    "camembert-tokens": "Camembert",
+    "data2vec-text-masked-lm": "Data2VecText",
+    "mpnet-masked-lm": "MPNet",
+    "ernie-masked-lm": "Ernie",
+}
+STRICTER: dict[str, list[Callable[[], Trial]]] = {
+    mt.model_type(name).family: [
+        partial(from_model_type, name, f"{stem}ForMaskedLM", tie_word_embeddings=False, hidden_act="relu"),
+        partial(from_model_type, name, f"{stem}ForMaskedLM", hidden_act="relu"),
+        partial(from_model_type, name, f"{stem}ForSequenceClassification", num_labels=5),
+    ]
+    for name, stem in _LIKE_BERT.items()
+}
+STRICTER |= {
+    "distilbert": [partial(from_model_type, "distilbert-masked-lm-untied", activation="relu")],
+    "mbart": [partial(from_model_type, "mbart-tied", activation_function="relu")],
+    "whisper": [partial(from_model_type, "whisper-untied", activation_function="relu")],
+    "deit": [partial(from_model_type, "deit-two-classifiers", hidden_act="relu")],
+    "beit": [partial(from_model_type, "beit-positions", hidden_act="relu")],
+    "dinov2": [partial(from_model_type, "dinov2-classifier", hidden_act="relu")],
+    "siglip_text_model": [partial(from_model_type, "siglip_text_model-bare", hidden_act="relu")],
+    "siglip_vision_model": [partial(from_model_type, "siglip_vision_model-bare", hidden_act="relu")],
     "mistral": [partial(from_transformers, f"mistral-{name}") for name in ("gqa", "head-dim")],
     "qwen2": [partial(from_transformers, f"qwen2-{name}") for name in ("gqa", "tied", "classifier")],
     "stablelm": [partial(from_model_type, "stablelm-untied", rope_parameters=HALF)],
     "starcoder2": [partial(from_model_type, "starcoder2-untied", hidden_act="relu")],
 }
-TRIALS |= {family: list(STRICTER.get(family, ())) for family in JUDGED}
+TRIALS |= {family: list(STRICTER.get(family, ())) for family in FAMILIES if family not in CASES}
 for _each in mt.MODEL_TYPES:
-    if _each.family in JUDGED:
-        TRIALS[_each.family].append(partial(from_model_type, _each.name))
+    TRIALS[_each.family].append(partial(from_model_type, _each.name))
 
 
 # -- survivors ------------------------------------------------------------------------------------------------

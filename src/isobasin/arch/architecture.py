@@ -270,6 +270,7 @@ class Architecture:
     rotary: Mapping[str, Any] = field(default_factory=dict)  # base, type and scaling of rotary positions
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a bound one
     routers: tuple[str, ...] = ()  # weights whose outputs, one per row, pass a softmax: experts are chosen by them
+    choice_biases: tuple[str, ...] = ()  # what is added to scores of experts for the choice alone
     # Relative positions: a number for every distance and head that is added to scores. Rows that one query reads
     # together form a group; none given: every query reads all of them.
     tables: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -588,6 +589,7 @@ class Architecture:
             biases=both(self.biases),
             aliases=both(self.aliases),
             routers=tuple(prefix + name for name in self.routers),
+            choice_biases=tuple(prefix + name for name in self.choice_biases),
             tables=named(self.tables),
             scales=both(self.scales),
             stacks={prefix + name: replace(stack, slices=named(stack.slices)) for name, stack in self.stacks.items()},
@@ -685,6 +687,7 @@ def build(
     aliases: Mapping[str, str] | None = None,
     rotary: Mapping[str, Any] | None = None,
     routers: tuple[str, ...] = (),
+    choice_biases: tuple[str, ...] = (),
     tables: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     scales: Mapping[str, str] | None = None,
     stacks: Mapping[str, Stack] | None = None,
@@ -737,6 +740,7 @@ def build(
         aliases=dict(aliases or {}),
         rotary=dict(rotary or {}),
         routers=routers,
+        choice_biases=choice_biases,
         tables=dict(tables or {}),
         scales=per_layer(scales or {}, n),
         stacks=dict(stacks or {}),

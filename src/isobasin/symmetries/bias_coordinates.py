@@ -108,6 +108,33 @@ class TableMean(Coordinate):
 
 
 @dataclass(frozen=True)
+class ChoiceMean(Coordinate):
+    """The mean of a bias that counts for the choice of experts alone: the same number for all of them changes no order."""
+
+    bias: str
+    stage = Stage.KEY
+    dim = 1
+    shapes = ((1,),)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"choice:{self.bias}"
+
+    @property
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.bias})
+
+    def read(self, tensors: Tensors) -> Tensor:
+        return tensors[self.bias].mean()[None]
+
+    def transported(self, value: Tensor, action: Action) -> Tensor:
+        return value
+
+    def set(self, value: Tensor) -> dict[str, Change]:
+        return {self.bias: lambda t: t[self.bias] + (value.to(t[self.bias].device) - self.read(t))}
+
+
+@dataclass(frozen=True)
 class ValueBias(Coordinate):
     """Attention weights sum to one, so b_V reaches the output as a constant: b_O + O (b_V − b_V') takes it over."""
 
@@ -301,6 +328,10 @@ def table_means(arch: Architecture) -> list[TableMean]:
             read = tuple(row for row in range(n_rows) if row not in unread)
             found.append(TableMean(name, words, n_heads, groups or (read,)))
     return found
+
+
+def choice_means(arch: Architecture) -> list[ChoiceMean]:
+    return [ChoiceMean(name) for name in arch.choice_biases if name in arch.tensors]
 
 
 def value_biases(arch: Architecture) -> list[ValueBias]:

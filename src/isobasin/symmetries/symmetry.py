@@ -21,7 +21,7 @@ from isobasin.groups import (
     RotaryCommutant,
     Trivial,
 )
-from isobasin.symmetries.bias_coordinates import key_biases, sum_shares, table_means, value_biases
+from isobasin.symmetries.bias_coordinates import choice_means, key_biases, sum_shares, table_means, value_biases
 from isobasin.symmetries.coordinate import Coordinate
 from isobasin.symmetries.hidden_coordinates import hidden_columns
 from isobasin.symmetries.mean_coordinates import ReaderMean, reader_means, row_means, writer_means
@@ -165,6 +165,7 @@ def coordinates(arch: Architecture) -> dict[str, Coordinate]:
         *hidden_columns(arch),
         *key_biases(arch),
         *table_means(arch),
+        *choice_means(arch),
         *value_biases(arch),
         *query_key_gains(arch),
         *sum_shares(arch),

@@ -48,6 +48,7 @@ def deepseek_v3(config: Mapping[str, Any]) -> Architecture:
             "choose from; correct it"
         )
     sparse = range(first, c.size("num_hidden_layers"))
+    biases = {f"{_LAYER.format(i=i)}.mlp.gate.e_score_correction_bias": f"experts{i}" for i in sparse}
     return _deepseek(
         config,
         n_experts=n_experts,
@@ -57,7 +58,8 @@ def deepseek_v3(config: Mapping[str, Any]) -> Architecture:
         first_sparse=first,
         interleaved=bool(config.get("rope_interleave", True)),
         softmax=False,
-        tensors={f"{_LAYER.format(i=i)}.mlp.gate.e_score_correction_bias": f"experts{i}" for i in sparse},
+        tensors=biases,
+        choice_biases=tuple(biases),
     )
 
 
@@ -208,7 +210,6 @@ FAMILIES = (
         aliases={"num_local_experts": "n_routed_experts"},
         ignored=("head_dim", "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers"),
         fused=True,
-        unused=("a constant added to the correction bias of all experts",),
         example=(
             "DeepSeek V3",
             {"hidden_size": 7168, "num_attention_heads": 128, "num_hidden_layers": 61, "intermediate_size": 18432}

@@ -54,6 +54,7 @@ def gated_decoder(
     rotary: Mapping[str, Any] | None = None,
     units_spaces: Sequence[Space] | None = None,
     routers: tuple[str, ...] = (),
+    choice_biases: tuple[str, ...] = (),
     sinks: str = "",
     stacks: Mapping[str, Stack] | None = None,
     heads: HeadSpace | None = None,
@@ -71,7 +72,7 @@ def gated_decoder(
     that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys; `layer_norm`:
     LayerNorms of each head there, whose gains are called so. `rotary` is what a config says of rotary positions, where
     it says it in another way. `units_spaces` are the spaces of units where layers have experts, `routers` the weights
-    that choose them; `sinks`: the tensor of sinks of a layer; `stacks`: what files hold in one tensor; `heads`: the
+    that choose them, `choice_biases` what counts for the choice alone; `sinks`: the tensor of sinks of a layer; `stacks`: what files hold in one tensor; `heads`: the
     heads where they are of another kind, and `latents` the streams inside their layers; `tensors`: further ones, which
     are no weights of modules.
     """
@@ -125,6 +126,7 @@ def gated_decoder(
         aliases=head.aliases,
         rotary=c.rotary(default=rope_theta) if rotary is None else rotary,
         routers=routers,
+        choice_biases=choice_biases,
         stacks=stacks,
     )
 
