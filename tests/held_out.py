@@ -11,9 +11,7 @@ from random import Random
 from typing import Any
 
 import model_types as mt
-import tiny
 from isobasin.arch import FAMILIES
-from isobasin.arch.family import Family
 from isobasin.runtime import quiet_transformers
 from model_types import ModelType
 
@@ -47,7 +45,6 @@ OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "camembert": {"pad_token_id": (1, 2)},
     "data2vec-text": {"type_vocab_size": (1, 2)},
     "ernie": {"type_vocab_size": (1, 4)},
-    "mpnet": {"relative_attention_num_buckets": (6, 8, 32)},
     "vit": {"qkv_bias": _YES_NO, "num_channels": (1, 3, 4)},
     "deit": {"qkv_bias": _YES_NO, "num_channels": (1, 3)},
     "dinov2": {"qkv_bias": _YES_NO, "use_swiglu_ffn": _YES_NO, "mlp_ratio": (1, 2, 3), "num_channels": (1, 3)},
@@ -132,6 +129,8 @@ def draw(family: str, seed: int) -> ModelType:
     config |= {flag.key: rng.choice(_YES_NO) for flag in known.bias_flags if flag.key}
     config |= {key: rng.choice(_ACTIVATIONS) for key in _ACTIVATION_KEYS if key in known.settings}
     config |= {key: rng.choice(values) for key, values in OPTIONS.get(family, {}).items()}
+    if config.get("new_decoder_architecture"):  # Falcon 40B and later, always in parallel
+        config["parallel_attn"] = True
     if known.text is None and not known.own_head:
         config[known.tied_key] = rng.choice(_YES_NO)
     if known.own_head and not config.get("own_head") and known.name != "t5":
@@ -188,6 +187,8 @@ def _part(config: Mapping[str, Any], family: str, rng: Random) -> dict[str, Any]
     if family == "siglip":
         kept |= {"hidden_size", "num_attention_heads"}
     drawn = _sized(config, inner, rng)
+    if family.startswith("qwen2"):
+        drawn.pop("head_dim", None)  # these take it from the width
     return drawn | {key: config[key] for key in kept if key in config}
 
 
@@ -219,7 +220,7 @@ def _heads(config: Mapping[str, Any], family: str, rng: Random) -> dict[str, Any
     if "num_kv_heads" in config:
         found["num_kv_heads"] = rng.choice([k for k in (1, 2, 3) if kv * group % k == 0])
     if "head_dim" in config or (rotary and family in _FREE_WIDTH and rng.random() < 0.5):
-        found |= {"head_dim": size, width_key: rng.randint(7, 29)}
+        found |= {"head_dim": size} | ({width_key: rng.randint(7, 29)} if family != "helium" else {})
     if width_key == "hidden_size" and "word_embed_proj_dim" in config:
         found["word_embed_proj_dim"] = found[width_key]
     return found
@@ -278,6 +279,8 @@ def _latent(config: Mapping[str, Any], family: str, rng: Random) -> dict[str, An
     found = {"num_attention_heads": n_heads, "num_key_value_heads": n_heads, "hidden_size": rng.randint(8, 25)}
     found |= {"kv_lora_rank": rng.randint(2, 11), "qk_rope_head_dim": rng.choice((2, 4, 6))}
     found |= {"qk_nope_head_dim": rng.randint(1, 6), "v_head_dim": rng.randint(1, 6)}
+    if family == "deepseek_v2":  # complex numbers are read in pairs of columns
+        found |= {key: 2 * rng.randint(1, 5) for key in ("kv_lora_rank", "qk_nope_head_dim")}
     found |= {"n_routed_experts": groups * each, "n_group": groups, "topk_group": kept}
     found |= {"num_experts_per_tok": rng.randint(1, kept * each)}
     if family == "deepseek_v2":

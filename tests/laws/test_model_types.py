@@ -459,6 +459,21 @@ def test_models_with_two_towers_are_measured_and_merged(name: str) -> None:
     assert error(name, held(ib.merge([a, b], align=False).weights)) > SEEN
 
 
+def test_two_symmetries_of_siglip_are_not_used() -> None:
+    """A constant that the bias of the pooling attention gives to that of the last linear map: the norm between them
+    does not see it, and the sum of both branches stays. And a scale of the head of texts, which is normalised."""
+    a, head = mt.weights("siglip-towers"), "vision_model.head"
+    out, down = f"{head}.attention.out_proj.bias", f"{head}.mlp.fc2.bias"
+    constant, vector = torch.tensor(0.7), torch.linspace(-0.7, 0.7, len(a[out]))
+    for step, seen in ((constant, False), (vector, True)):
+        change = error("siglip-towers", held(a, {out: a[out].double() + step, down: a[down].double() - step}))
+        assert change > SEEN if seen else change <= EXACT
+    assert error("siglip-towers", held(a, {out: a[out] + constant})) > SEEN
+    text = [f"text_model.head.{kind}" for kind in ("weight", "bias")]
+    assert error("siglip-towers", held(a, {name: 1.7 * a[name].double() for name in text})) <= EXACT
+    assert error("siglip-towers", held(a, {text[0]: 1.7 * a[text[0]]})) > SEEN
+
+
 def test_activations_need_modules_of_their_own() -> None:
     a = mt.weights("siglip_vision_model-bare")
     inputs = [mt.inputs(a)]
@@ -607,6 +622,7 @@ _STABLE = {"use_qkv_bias": True, "rope_parameters": {"rope_type": "default", "pa
 _MLA = _D8 | _W | {"intermediate_size": 6, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "v_head_dim": 3}
 _MLA |= {"kv_lora_rank": 6, "q_lora_rank": 6, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1}
 _MLA |= {"moe_intermediate_size": 2, "first_k_dense_replace": 0, "num_key_value_heads": 2, "rms_norm_eps": 0.1}
+_TOWER = _N | {"num_hidden_layers": 2, "patch_size": 2}
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _U, _V19 = {"tie_word_embeddings": False}, {"tie_word_embeddings": False, "vocab_size": 19}
 _L2 = _LLAMA | {"num_hidden_layers": 2, "intermediate_size": 7, "vocab_size": 23}
@@ -703,6 +719,7 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
     "nomic_bert": ("NomicBertForMaskedLM", _N | {"num_hidden_layers": 2, "pad_token_id": 0}, 175),
     "mpnet": ("MPNetForMaskedLM", _R | {"num_hidden_layers": 2}, 386),
     "deit": ("DeiTForImageClassificationWithTeacher", _I, 405),
+    "siglip": ("SiglipModel", {"text_config": _TOWER | _W, "vision_config": _TOWER | {"image_size": 4}}, 1001),
 }
 # Directions that are symmetries and not part of the group used here: the scales of squared ReLU units; and, where heads
 # without an output bias fill the stream, a constant of the values that becomes a multiple of ones, which no norm sees.
@@ -713,6 +730,9 @@ DERIVED: Mapping[str, tuple[str, dict[str, Any], int]] = {
 # rotations (36 directions in BLOOM, 29 in ModernBERT; they vanish with eps).
 UNUSED = {"nomic_bert": 2 * 10, "dinov2": 47, "nemotron": 6 + 1}
 UNUSED |= {"bloom untied": 36, "modernbert untied": 29}
+# The pooling head of SigLIP sees its probe, queries and keys through one vector for each head (90); its last two biases
+# exchange a constant; and texts are normalised, so that their head has a scale.
+UNUSED |= {"siglip": 90 + 1 + 1}
 UNUSED |= dict.fromkeys((name for name in DERIVED if name.startswith("stablelm")), 1)
 # Rows that no input reads are free as a whole, and so is the bias of an untied head that transformers never reads.
 UNREAD = {
@@ -758,7 +778,10 @@ def measure(name: str) -> tuple[Measured, int]:
         x = mt.inputs(weights, n=n, length=5)
         x["input_features"] = x["input_features"].double()
     elif "pixel_values" in x:
-        x = {"pixel_values": torch.randn(5 * n, 3, 4, 4, generator=rng, dtype=torch.float64)}
+        texts = "input_ids" in x  # beside images
+        m = n if texts else 5 * n
+        x = {"pixel_values": torch.randn(m, 3, 4, 4, generator=rng, dtype=torch.float64)}
+        x |= {"input_ids": torch.randint(41, (m, 5), generator=rng)} if texts else {}
     else:
         x = {"input_ids": torch.randint(config["vocab_size"], (n, 5), generator=rng)}
         if weights.family.inputs.decoder:
@@ -788,7 +811,7 @@ LONG += (
     "starcoder2 untied",
     "bart",
 )
-LONG += ("deepseek_v2", "deepseek_v3", "deepseek_v3 one group")
+LONG += ("siglip", "deepseek_v2", "deepseek_v3", "deepseek_v3 one group")
 LONG += ("distilbert untied", "stablelm parallel", "cohere untied", "granite", "falcon 40b tied")
 
 

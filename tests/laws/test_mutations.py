@@ -220,7 +220,8 @@ def _trial(weights: Weights, config: Mapping[str, Any], say: Callable[[Weights],
     prefix = weights.family.text.prefix if weights.family.text else ""
     buffers = [prefix + re.sub(r"\{i\}", "0", key) for key, text in parts["tensors"].items() if text == "-"]
     tensors |= {key: torch.zeros(1) for key in buffers if key not in disk}
-    copies = {copy: target for copy, target in (parts.get("aliases") or {}).items() if target in disk}
+    copies = {prefix + copy: prefix + target for copy, target in (parts.get("aliases") or {}).items()}
+    copies = {copy: target for copy, target in copies.items() if target in disk}
     tensors |= {copy: tensors[disk[target]] for copy, target in copies.items() if copy != weights.family.own_head}
     return Trial(load(tensors, config), tensors, say)
 
@@ -321,8 +322,12 @@ STRICTER |= {
     "mbart": [partial(from_model_type, "mbart-tied", activation_function="relu")],
     "whisper": [partial(from_model_type, "whisper-untied", activation_function="relu")],
     "deit": [partial(from_model_type, "deit-two-classifiers", hidden_act="relu")],
-    "beit": [partial(from_model_type, "beit-positions", hidden_act="relu")],
+    "beit": [partial(from_model_type, "beit-positions", hidden_act="relu", use_mask_token=True)],
     "dinov2": [partial(from_model_type, "dinov2-classifier", hidden_act="relu")],
+    "modernbert": [
+        partial(from_model_type, "modernbert-masked-lm", norm_bias=True),
+        partial(from_model_type, "modernbert-bare", norm_bias=True),
+    ],
     "siglip_text_model": [partial(from_model_type, "siglip_text_model-bare", hidden_act="relu")],
     "siglip_vision_model": [partial(from_model_type, "siglip_vision_model-bare", hidden_act="relu")],
     "mistral": [partial(from_transformers, f"mistral-{name}") for name in ("gqa", "head-dim")],

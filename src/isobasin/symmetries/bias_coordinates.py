@@ -109,7 +109,7 @@ class TableMean(Coordinate):
 
 @dataclass(frozen=True)
 class ChoiceMean(Coordinate):
-    """The mean of a bias that counts for the choice of experts alone: the same number for all of them changes no order."""
+    """The mean of a bias that counts for the choice of experts alone: one number for all of them changes no order."""
 
     bias: str
     stage = Stage.KEY

@@ -72,9 +72,9 @@ def gated_decoder(
     that their gains keep the stream from rotating. `qk_norm`, `whole_norm`: norms on queries and keys; `layer_norm`:
     LayerNorms of each head there, whose gains are called so. `rotary` is what a config says of rotary positions, where
     it says it in another way. `units_spaces` are the spaces of units where layers have experts, `routers` the weights
-    that choose them, `choice_biases` what counts for the choice alone; `sinks`: the tensor of sinks of a layer; `stacks`: what files hold in one tensor; `heads`: the
-    heads where they are of another kind, and `latents` the streams inside their layers; `tensors`: further ones, which
-    are no weights of modules.
+    that choose them, `choice_biases` what counts for the choice alone; `sinks`: the tensor of sinks of a layer;
+    `stacks`: what files hold in one tensor; `heads`: the heads where they are of another kind, and `latents` the
+    streams inside their layers; `tensors`: further ones, which are no weights of modules.
     """
     c = Fields(config)
     d, n_heads = c.size("hidden_size"), c.size("num_attention_heads")

@@ -120,6 +120,7 @@ def siglip_vision_model(config: Mapping[str, Any]) -> Architecture:
 
 _SETTINGS: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_attention_heads": 12}
 _PROBE = "linear maps between the probe of the pooling head and the weight that reads it"
+_CONSTANT = "a constant that the last two biases of the pooling head exchange"
 _TOWERS = (
     Family(
         "siglip_text_model",
@@ -139,7 +140,7 @@ _TOWERS = (
         settings=_SETTINGS | {"patch_size": 16, "image_size": 224},
         inputs=ModelInputs(image_size=224),
         fused=True,
-        unused=(_PROBE,),
+        unused=(_PROBE, _CONSTANT),
         example=("SigLIP vision tower", VISION_DEFAULTS),
     ),
 )
@@ -154,7 +155,12 @@ FAMILIES = (
         ("Model",),
         parts=_PARTS,
         fused=True,
-        unused=(_PROBE, "rotations and scales of the joint space, which change the embeddings and not their products"),
+        unused=(
+            _PROBE,
+            _CONSTANT,
+            "a scale of the head of texts",
+            "rotations and scales of the joint space, which change the embeddings and not their products",
+        ),
         example=("SigLIP base", {}),
     ),
 )
