@@ -28,7 +28,7 @@ REFUSED = (
     r"^config\.json: qk_layernorm is true; Phi with norms on queries and keys is not supported$",
     r"^config\.json: tie_word_embeddings is false; models with word tables of their own .* are not supported$",
 )
-NAMES = held_out.NAMES if DRAWS > 1 else held_out.NAMES[::12]
+NAMES = held_out.NAMES if DRAWS > 1 else held_out.NAMES[::24]
 
 
 @dataclass(frozen=True)

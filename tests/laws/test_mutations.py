@@ -164,7 +164,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
 
 
 SLOW = os.environ.get("ISOBASIN_SLOW") == "1"
-SHARE, SHARE_OF_TYPES = 16, 48  # of which `make test` looks at one
+SHARE, SHARE_OF_TYPES = 16, 96  # of which `make test` looks at one
 
 
 class Jury:
