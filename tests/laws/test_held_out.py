@@ -57,22 +57,6 @@ class Drawn:
         return held(scramble(self.weights, seed=seed).apply(self.weights))
 
 
-def check(drawn: Drawn) -> None:
-    there = [drawn.scrambled(seed) for seed in (1, 2, 3)]
-    assert max(drawn.error(each) for each in there) <= EXACT
-    still = {n for n in drawn.weights if all(torch.equal(b[n].double(), drawn.weights[n].double()) for b in there)}
-    assert still & movable(drawn.weights) == set()
-    assert movable(drawn.weights)
-    found = ib.align(there[0], to=drawn.weights)
-    assert found.distance_before > 0.01
-    assert found.distance_after <= 1e-5
-    assert drawn.error(found.transform.apply(there[0])) <= EXACT
-    verdict = ib.equivalent(drawn.weights, there[1])
-    assert verdict.answer == "same", verdict
-    verdict = ib.equivalent(drawn.weights, changed(drawn, there[1]))
-    assert verdict.answer == "different", verdict
-
-
 def movable(weights: Weights) -> set[str]:
     """What an element that is not the identity moves, and what free coordinates touch."""
     whole = symmetry(weights.arch)
@@ -110,7 +94,20 @@ def changed(drawn: Drawn, start: Weights) -> Weights:
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("seed", range(DRAWS))
 def test_a_random_configuration_obeys_the_laws(family: str, seed: int) -> None:
-    check(accepted(family, seed))
+    drawn = accepted(family, seed)
+    there = [drawn.scrambled(seed) for seed in (1, 2, 3)]
+    assert max(drawn.error(each) for each in there) <= EXACT
+    still = {n for n in drawn.weights if all(torch.equal(b[n].double(), drawn.weights[n].double()) for b in there)}
+    assert still & movable(drawn.weights) == set()
+    assert movable(drawn.weights)
+    found = ib.align(there[0], to=drawn.weights)
+    assert found.distance_before > 0.01
+    assert found.distance_after <= 1e-5
+    assert drawn.error(found.transform.apply(there[0])) <= EXACT
+    verdict = ib.equivalent(drawn.weights, there[1])
+    assert verdict.answer == "same", verdict
+    verdict = ib.equivalent(drawn.weights, changed(drawn, there[1]))
+    assert verdict.answer == "different", verdict
 
 
 def accepted(family: str, seed: int, tries: int = 20) -> Drawn:
