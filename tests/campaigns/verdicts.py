@@ -1,8 +1,9 @@
 """Verdicts of `equal` on copies and on changes of known size, checked against both models run in float64.
 
     python tests/campaigns/verdicts.py -o results/reliability/verdicts.json
+    python tests/campaigns/verdicts.py --models types --every 20 -o results/reliability/verdicts_types.json
 
-The truth is measured, not assumed. On every input (random ones, ones that hit the changed row, and the witness of the
+The models are those of the nine oldest families, or (`types`) every configuration of `model_types`. The truth is measured, not assumed. On every input (random ones, ones that hit the changed row, and the witness of the
 verdict) both models run in float64. The effect is the largest difference of outputs in multiples of what perturbing
 either model by the rounding of its stored type causes. A `same` is wrong if the effect exceeds `MAX_SAME`; a
 `different` is wrong if it is below `MIN_DIFFERENT`, or if B is a copy.
@@ -27,9 +28,11 @@ from torch import Tensor
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "compare")]
 
-from compared_models import held, outputs, own_model, scrambled_file, stored, tiny_model  # noqa: E402
+import compared_models  # noqa: E402
+from compared_models import held, own_model, scrambled_file, stored, tiny_model  # noqa: E402
 
 import isobasin as ib  # noqa: E402
+import model_types  # noqa: E402
 from isobasin.model import ModelConfig  # noqa: E402
 from isobasin.rounding import perturbed, rounding_unit, rounding_units  # noqa: E402
 from isobasin.runtime import random_inputs, vocabulary_size  # noqa: E402
@@ -77,8 +80,20 @@ CONFIG_KEYS = (
 )
 
 
+TYPES_OF_MODELS = tuple(each.name for each in model_types.MODEL_TYPES)
+
+
 def model(name: str) -> Weights:
+    if name in TYPES_OF_MODELS:
+        return held(model_types.weights(name))
     return own_model(ModelConfig(**(_SMALL | _OWN[name]))) if name in _OWN else tiny_model(name)  # type: ignore[arg-type]
+
+
+def outputs(name: str, weights: Weights, inputs: Mapping[str, Tensor]) -> Tensor:
+    """In float64: by formulas of the tests, or by transformers where its casts to float32 are turned off."""
+    if name not in TYPES_OF_MODELS:
+        return compared_models.outputs(weights, inputs)
+    return model_types.outputs(weights, model_types.built(name), inputs)
 
 
 @dataclass(frozen=True)
@@ -109,7 +124,7 @@ def copies(name: str) -> Iterator[Case]:
         yield Case(name, "copy", "scrambled, both in this type", 0, dtype, narrow, scrambled_file(narrow, t, 2), True)
         yield Case(name, "copy", "cast", 0, dtype, a, stored(a, t), True)
     yield Case(name, "copy", "saved again in shards", 0, "float32", a, _saved_again(a), True)
-    if any(a.arch.tied(n) for n in a.arch.tensors):
+    if name not in TYPES_OF_MODELS and any(a.arch.tied(n) for n in a.arch.tensors):
         yield Case(name, "copy", "untied", 0, "float32", a, untied(a), True)
         yield Case(name, "copy", "untied and scrambled", 0, "float32", a, scrambled_file(untied(a)), True)
 
@@ -183,8 +198,9 @@ def parts(weights: Weights) -> dict[str, list[Place]]:
         ],
         "queries of a head": _head_places(weights, heads.qk, small_dual=True),
         "values of a head": _head_places(weights, heads.vo, small_dual=False),
-        "gain": [(norm.gain, 0, one, 1), *((r.weight, r.axis, one, -1) for r in arch.readers(norm.name))],
     }
+    if norm is not None:  # None: heads read the stream as it is
+        found["gain"] = [(norm.gain, 0, one, 1), *((r.weight, r.axis, one, -1) for r in arch.readers(norm.name))]
     for what, endings in TABLES.items():
         for n in (n for n in arch.tensors if n.endswith(endings)):
             found[what] = [(n, weights[n].dim() - 2, one % weights[n].shape[-2], 1)]
@@ -238,12 +254,12 @@ def config_changes() -> Iterator[Case]:
 def effect(case: Case, verdict: ib.Verdict) -> float:
     """The largest difference of outputs in float64, in multiples of what rounding of the stored types causes."""
     inputs = [*random_inputs(case.a, n=4, length=12, seed=1), *_hits(case), verdict.outputs.inputs]
-    apart = [_difference(case.a, case.b, each) for each in inputs]
+    apart = [_difference(case.model, case.a, case.b, each) for each in inputs]
     noise = [0.0] * len(inputs)
     for w in (case.a, case.b):
         for seed in range(PERTURBED_COPIES):
             copy = held(perturbed(w, rounding_units(w), seed=100 + seed))
-            noise = [max(n, _difference(w, copy, each)) for n, each in zip(noise, inputs)]
+            noise = [max(n, _difference(case.model, w, copy, each)) for n, each in zip(noise, inputs)]
     usual = sorted(noise)[len(noise) // 2]
     return max(x / max(n, usual, 1e-300) for x, n in zip(apart, noise))
 
@@ -260,8 +276,8 @@ def _hits(case: Case) -> list[dict[str, Tensor]]:
     return found
 
 
-def _difference(a: Weights, b: Weights, inputs: Mapping[str, Tensor]) -> float:
-    x, y = outputs(a, inputs), outputs(b, inputs)
+def _difference(name: str, a: Weights, b: Weights, inputs: Mapping[str, Tensor]) -> float:
+    x, y = (outputs(name, each, inputs) for each in (a, b))
     return float((x - y).abs().max() / x.abs().max().clamp(min=1e-300))
 
 
@@ -325,8 +341,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON file for the table and all cases")
     parser.add_argument("--per-tensor", type=int, default=1, help="changes of each tensor")
     parser.add_argument("--every", type=int, default=1, help="judge only every n-th case")
-    parser.add_argument("--models", nargs="*", default=MODELS, help="some of the models")
+    parser.add_argument("--models", nargs="*", default=MODELS, help="some of the models, or `types`")
     options = parser.parse_args()
+    options.models = TYPES_OF_MODELS if options.models == ["types"] else options.models
     results, crashes = [], list[str]()
     for case in islice(cases(tuple(options.models), options.per_tensor), options.every - 1, None, options.every):
         try:

@@ -31,6 +31,7 @@ SAME_THRESHOLD = 5.0  # the same; above it outputs do not confirm that two model
 CERTAIN_THRESHOLD = 30.0  # the same; above it large unrelated models are not aligned
 MAX_ROUNDING = 0.5  # of outputs, relative to the largest; above it rounding leaves nothing to compare
 PERTURBED_COPIES = 2  # per model
+EXPERT_COPIES = 8  # the same with experts: rounding exchanges one of them on few inputs only, and then changes much
 SEARCH_ROUNDS, SEARCH_VARIANTS = 12, 4
 MAX_PRINTED = 4096  # numbers of an input in JSON
 USUAL_LENGTH, MAX_LENGTH = 16, 256  # tokens
@@ -208,7 +209,7 @@ class OutputComparison:
         floors = [0.0] * len(inputs)
         for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
             units, dtype = rounding_units(weights, self.precision), torch.float32 if Runner(weights).streamed else None
-            for copy in range(PERTURBED_COPIES):
+            for copy in range(EXPERT_COPIES if weights.arch.expert_spaces else PERTURBED_COPIES):
                 runner = self._runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
                 changed = self._run(runner, inputs)
                 moved = (output_difference(x, y, z) for x, y, z in zip(outputs, changed, outputs_a))
