@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,7 +93,16 @@ def outputs(name: str, weights: Weights, inputs: Mapping[str, Tensor]) -> Tensor
     """In float64: by formulas of the tests, or by transformers where its casts to float32 are turned off."""
     if name not in TYPES_OF_MODELS:
         return compared_models.outputs(weights, inputs)
-    return model_types.outputs(weights, model_types.built(name), inputs)
+    usual = model_types.weights(name).config
+    changed = tuple((key, value) for key, value in weights.config.items() if value != usual.get(key))
+    return model_types.outputs(weights, _module(name, changed), inputs)
+
+
+@cache
+def _module(name: str, changed: tuple[tuple[str, Any], ...]) -> Any:
+    """The model of transformers, with some keys of its config changed."""
+    kind = model_types.model_type(name)
+    return replace(kind, config={**kind.config, **dict(changed)}).build() if changed else model_types.built(name)
 
 
 @dataclass(frozen=True)
