@@ -44,6 +44,7 @@ SIZES = (1, 3, 10, 30, 100, 300, 1000)  # of a change, in units of rounding of t
 SCALES = (1e-4, 1e-7, 1e-12, 1e-20)  # of a part that is small, relative to the others
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PERTURBED_COPIES = 3
+EPSILONS = ("eps", "epsilon")  # the ends of config keys
 TABLES = {
     "token row": ("wte.weight", "word_embeddings.weight", "embed_tokens.weight", "embed_in.weight", "tokens.weight"),
     "position row": ("wpe.weight", "position_embeddings.weight", "position_embeddings", "positions.weight"),
@@ -94,7 +95,7 @@ def outputs(name: str, weights: Weights, inputs: Mapping[str, Tensor]) -> Tensor
     if name not in TYPES_OF_MODELS:
         return compared_models.outputs(weights, inputs)
     usual = model_types.weights(name).config
-    changed = tuple((key, value) for key, value in weights.config.items() if value != usual.get(key))
+    changed = tuple((k, v) for k, v in weights.config.items() if k.endswith(EPSILONS) and v != usual.get(k))
     return model_types.outputs(weights, _module(name, changed), inputs)
 
 
@@ -245,7 +246,7 @@ def _turned(weights: Weights, places: list[Place]) -> Weights:
 
 
 def _without_eps(weights: Weights) -> Weights:
-    keys = [k for k in weights.config if k.endswith(("eps", "epsilon"))]
+    keys = [k for k in weights.config if k.endswith(EPSILONS)]
     return replace(weights, config=dict(weights.config) | dict.fromkeys(keys, 1e-38))
 
 

@@ -1,7 +1,8 @@
 """The order of experts: a permutation that moves the rows of the router and the tensors of whole experts."""
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from torch import Tensor
 import isobasin as ib
 import model_types as mt
 from isobasin.alignment.verification import LayerCheck
-from isobasin.arch import Space
+from isobasin.arch import Architecture, Space
 from isobasin.arch.architecture import _validate
+from isobasin.arch.registry import FAMILIES
 from isobasin.compare.canonical import canonical_point
 from isobasin.compare.fingerprint import compare_fingerprints, fingerprint
 from isobasin.groups import Monomial
@@ -219,3 +221,46 @@ def test_members_are_units_of_one_size() -> None:
     ):
         with pytest.raises(ib.IsobasinError, match="space experts0: expected a permutation"):
             _validate(replace(arch, spaces={**arch.spaces, "experts0": wrong}))
+
+
+# -- the cost of many experts ---------------------------------------------------------------------------------------
+
+
+def calls(action: Callable[[], object]) -> int:
+    """How many Python functions an action calls, steps of generators included."""
+    n = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal n
+        n += event == "call"
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return n
+
+
+def described(n_experts: int) -> Architecture:
+    """The architecture of a mixture with so many experts in each layer, bound to the shapes that it expects."""
+    found = FAMILIES["qwen3_moe"].architecture({**mt.weights("qwen3_moe-untied").config, "num_local_experts": n_experts})
+    wanted = {name: p for name, p in found.tensors.items() if not p.buffer and not p.optional}
+    return found.bind({name: tuple(found.size_of(axis) or 9 for axis in p.roles[0].axes) for name, p in wanted.items()})
+
+
+def test_work_grows_with_the_number_of_experts_and_not_with_its_square() -> None:
+    """Deepseek 3 has 15,000 of them. The control is what walks over all tensors for every space."""
+
+    def work(n: int) -> object:
+        return symmetry(described(n)).formula, symmetry(described(n)).tensors
+
+    def square(n: int) -> object:
+        arch = described(n)
+        return [[name for name in arch.tensors if space in arch.spaces_of(name)] for space in arch.spaces]
+
+    few, many = 16, 96
+    for action, grows in ((work, False), (square, True)):
+        action(few)
+        ratio = calls(lambda action=action: action(many)) / calls(lambda action=action: action(few))  # type: ignore[misc]
+        assert (ratio > 1.5 * many / few) is grows, ratio

@@ -322,6 +322,15 @@ class Architecture:
                 found[others[0] if others else [stream for stream in self.streams if stream in spaces][-1]].append(name)
         return {space: tuple(names) for space, names in found.items()}
 
+    @cached_property
+    def touching(self) -> Mapping[str, tuple[str, ...]]:
+        """By space, every tensor that touches it."""
+        found: dict[str, list[str]] = {}
+        for name in self.tensors:
+            for space in self.spaces_of(name):
+                found.setdefault(space, []).append(name)
+        return {space: tuple(names) for space, names in found.items()}
+
     def spaces_of(self, tensor: str) -> list[str]:
         """The names of the spaces that a tensor touches."""
         roles = self.tensors[tensor].roles
@@ -419,17 +428,16 @@ class Architecture:
     def readers(self, norm: str) -> tuple[Linear, ...]:
         """Every tensor with an axis that reads this norm."""
         return tuple(
-            Linear(name, axis, out_axis(role, {*self.norms, *self.streams}), self.bias_of(name))
-            for name, role, axis, word in self._axes()
-            if word.name == norm
+            Linear(name, axis, out_axis(role, self._sources), self.bias_of(name))
+            for name, role, axis, _ in self._axes_named(norm)
         )
 
     def writers(self, space: str) -> tuple[Linear, ...]:
         """Every tensor with an axis that lives in this stream: embeddings, output projections, their biases."""
         return tuple(
             Linear(name, axis, axis, self.bias_of(name))
-            for name, _, axis, word in self._axes()
-            if word.name == space and not word.terms[0].dual and not word.terms[0].permutation_part
+            for name, _, axis, word in self._axes_named(space)
+            if not word.terms[0].dual and not word.terms[0].permutation_part
         )
 
     def placements(self, tensor: str, space: str) -> Iterator[Placement]:
@@ -446,16 +454,30 @@ class Architecture:
 
     def carriers(self, face: str) -> Iterator[tuple[str, int, Axis, Term]]:
         """Every (tensor, axis) on which this face of a heads space appears, with the block's term."""
-        for name, _, axis, word in self._axes():
+        for name, _, axis, word in self._axes_with.get(face, ()):
             for term in word.terms:
                 if term.name == face:
                     yield name, axis, word, term
 
-    def _axes(self) -> Iterator[tuple[str, Role, int, Axis]]:
+    def _axes_named(self, word: str) -> list[tuple[str, Role, int, Axis]]:
+        """Every axis that is one word and nothing else."""
+        return [each for each in self._axes_with.get(word, ()) if each[3].name == word]
+
+    @cached_property
+    def _axes_with(self) -> Mapping[str, list[tuple[str, Role, int, Axis]]]:
+        """Every axis of every tensor, by the words that appear on it. Models with experts have thousands of spaces."""
+        found: dict[str, list[tuple[str, Role, int, Axis]]] = {}
         for name, pattern in self.tensors.items():
             for role in pattern.roles:
                 for axis, word in enumerate(role.axes):
-                    yield name, role, axis, word
+                    for term in dict.fromkeys(term.name for term in word.terms):
+                        found.setdefault(term, []).append((name, role, axis, word))
+        return found
+
+    @cached_property
+    def _sources(self) -> frozenset[str]:
+        """What a linear map may read: norms and streams."""
+        return frozenset({*self.norms, *self.streams})
 
     def bias_of(self, weight: str) -> str | None:
         """The bias beside a weight, if this checkpoint has one."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeGuard
 
 from isobasin.arch import Architecture, HeadSpace, Space
@@ -71,7 +71,7 @@ class Symmetry(Shown):
         terms = [_times(n, text) for text, n in counted.items() if text != "1"]
         return " × ".join(terms) or "1"
 
-    @property
+    @cached_property
     def _members(self) -> frozenset[str]:
         """The units of experts that can be permuted."""
         spaces = [self.arch.expert_spaces[name] for name in self.groups if name in self.arch.expert_spaces]
@@ -109,15 +109,8 @@ class Symmetry(Shown):
     @property
     def tensors(self) -> frozenset[str]:
         """Every tensor that an element or a free coordinate of it may change."""
-        touched = {
-            name
-            for name, pattern in self.arch.tensors.items()
-            for role in pattern.roles
-            for axis in role.axes
-            for term in axis.terms
-            if self.arch.space_of(term).name in self.groups
-        }
-        return frozenset(touched.union(*(c.touches for c in self.coordinates.values())))
+        touched = (self.arch.touching[space] for space in self.groups)
+        return frozenset().union(*touched, *(c.touches for c in self.coordinates.values()))
 
     def _spaces(self, scope: str) -> set[str]:
         layered = [space for space in self.arch.spaces.values() if space.layer is not None]
@@ -130,14 +123,7 @@ class Symmetry(Shown):
     def _tensors(self, spaces: Collection[str]) -> set[str]:
         """Tensors with an axis in one of these spaces, their biases, and for a block the norms only it reads."""
         arch = self.arch
-        weights = {
-            name
-            for name, pattern in arch.tensors.items()
-            for role in pattern.roles
-            for axis in role.axes
-            for term in axis.terms
-            if arch.space_of(term).name in spaces
-        }
+        weights = {name for space in spaces for name in arch.touching.get(space, ())}
         biases = {bias for bias in map(arch.bias_of, weights) if bias}
         block = any(arch.spaces[name].role == "units" for name in spaces)
         norms = [n for n in arch.norms.values() if block and all(r.weight in weights for r in arch.readers(n.name))]
@@ -151,7 +137,7 @@ def symmetry(model: Architecture | ModelSource) -> Symmetry:
 
 @lru_cache(maxsize=16)
 def _symmetry(arch: Architecture) -> Symmetry:
-    groups = {name: group_of(space) for name, space in arch.spaces.items() if _in_use(arch, name)}
+    groups = {name: group_of(space) for name, space in arch.spaces.items() if name in arch.touching}
     return Symmetry(arch, groups, coordinates(arch))
 
 
@@ -178,16 +164,6 @@ def _times(n: int, text: str) -> str:
     if n == 1:
         return text
     return f"{n}·[{text}]" if " " in text else f"{n}·{text}"
-
-
-def _in_use(arch: Architecture, space: str) -> bool:
-    return any(
-        arch.space_of(term).name == space
-        for pattern in arch.tensors.values()
-        for role in pattern.roles
-        for axis in role.axes
-        for term in axis.terms
-    )
 
 
 def _reads_unfolded(coordinate: Coordinate, chosen: Mapping[str, Coordinate]) -> TypeGuard[ReaderMean]:
