@@ -68,24 +68,39 @@ if TYPE_CHECKING:
     from isobasin.alignment.matchers import ActivationMatching as ActivationMatching
     from isobasin.alignment.matchers import WeightMatching as WeightMatching
     from isobasin.alignment.reference import ReferenceMatching as ReferenceMatching
+    from isobasin.alignment.result import Alignment as Alignment
     from isobasin.callback import BarrierCallback as BarrierCallback
     from isobasin.callback import lightning_barrier_callback as lightning_barrier_callback
     from isobasin.checkpoint.adapter import Adapter as Adapter
     from isobasin.compare.canonical import canonical as canonical
+    from isobasin.compare.distance import DistanceResult as DistanceResult
     from isobasin.compare.distance import distance as distance
+    from isobasin.compare.equivalence import Verdict as Verdict
     from isobasin.compare.equivalence import equivalent as equivalent
+    from isobasin.compare.fingerprint import Fingerprint as Fingerprint
     from isobasin.compare.fingerprint import fingerprint as fingerprint
     from isobasin.errors import IsobasinError as IsobasinError
     from isobasin.hub import push_to_hub as push_to_hub
     from isobasin.learn.matching import LearnedMatching as LearnedMatching
     from isobasin.merging.adapters import merge_adapters as merge_adapters
     from isobasin.merging.adapters import move_adapter as move_adapter
+    from isobasin.merging.joint_alignment import JointAlignment as JointAlignment
     from isobasin.merging.joint_alignment import align_many as align_many
     from isobasin.merging.merge import merge as merge
+    from isobasin.model import ModelConfig as ModelConfig
+    from isobasin.model import Transformer as Transformer
+    from isobasin.path.barrier import Curve as Curve
     from isobasin.path.evaluation import evaluate_path as evaluate_path
+    from isobasin.report.figures import plot_explain as plot_explain
+    from isobasin.report.figures import plot_layers as plot_layers
     from isobasin.report.figures import plot_path as plot_path
+    from isobasin.report.figures import plot_plane as plot_plane
+    from isobasin.report.figures import plot_similarity as plot_similarity
     from isobasin.report.page import write_report as write_report
+    from isobasin.symmetries.check import Check as Check
     from isobasin.symmetries.check import check as check
+    from isobasin.symmetries.normal_form import normalize as normalize
+    from isobasin.symmetries.symmetry import Symmetry as Symmetry
     from isobasin.symmetries.symmetry import symmetry as symmetry
     from isobasin.symmetries.transform import Transform as Transform
     from isobasin.symmetries.transform import scramble as scramble

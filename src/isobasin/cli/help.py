@@ -71,7 +71,8 @@ class Command(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         return _printable(super().get_help(ctx))
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def rows_by_group(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """How each argument and option is written, and its help, by the title of its group."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}
         for param in self.get_params(ctx):
             if getattr(param, "hidden", False):
@@ -85,14 +86,17 @@ class Command(TyperCommand):
         if self.reads_models:
             groups["General"][:0] = OF_MODELS
         groups["General"].append(groups[GENERAL].pop())  # --help
+        return {title: rows for title, rows in groups.items() if rows}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups = self.rows_by_group(ctx)
         formatter.write("\n")
         width = max(len(name) for rows in groups.values() for name, _ in rows)
         for title, rows in groups.items():
-            if rows:
-                formatter.write(f"{title}:\n")
-                formatter.indent()
-                formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
-                formatter.dedent()
+            formatter.write(f"{title}:\n")
+            formatter.indent()
+            formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
+            formatter.dedent()
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         examples = EXAMPLES[ctx.command_path.partition(" ")[2]]

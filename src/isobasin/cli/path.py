@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class MeasureOptions:
     """What is measured."""
 
-    data: Annotated[Path, typer.Option(metavar="PATH", help="Text, tokens, labelled texts, images.")]
+    data: Annotated[Path, typer.Option(metavar="PATH", help="Text, tokens, tables, images; or digits.")]
     points: Annotated[int, typer.Option(max=10_001, metavar="N", help="Points of the line, both ends included.")] = 25
     explain: Annotated[bool, typer.Option("--explain", help="Also the barrier by component.")] = False
     plane: Annotated[int, typer.Option(max=501, metavar="N", help="Also the loss on a plane of N × N points.")] = 0

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.runtime import Inputs, image_shape, max_length, reads_targets, vocabulary_size
 from isobasin.shapes import Float, Int
 from isobasin.tasks.images import open_pixel_reader, read_images
 from isobasin.tasks.seq2seq import seq2seq_task
-from isobasin.tasks.source import DataError, check_exists, chosen, digest, is_hub_id
+from isobasin.tasks.source import DataError, check_exists, chosen, digest, exists, is_hub_id
 from isobasin.tasks.task import (
     IGNORED,
     Batch,
@@ -43,6 +44,7 @@ from isobasin.weights import ModelSource, Weights, load
 MAX_TOKENS = 2**15
 MAX_IMAGES = 512
 MAX_CHARACTERS = 2**24
+_SHIPPED = {"digits": "mnist", "shakespeare": "shakespeare"}  # names of the data inside the package
 _MARGIN = 64  # tokens before a cut in the text that are not used
 _MASKED_SHARE = 0.15  # of the ordinary tokens, which masked language modelling scores
 
@@ -62,6 +64,8 @@ def open_task(
 ) -> Task:
     """A task for these models (or one) from a file, a folder, or a hub id if `datasets` is installed.
 
+    `digits` and `shakespeare`, where no file or folder has that name, are the data that ship with the package.
+
     The heads of the models determine the kind of task. Language models and masked language models read text, or a file
     of token ids (`.npy`, or `.bin` of uint16); text classifiers a table (CSV, JSONL, parquet); encoder-decoders a table
     of sources and targets; image classifiers the files of MNIST or CIFAR, or a folder per class. Data with splits are
@@ -71,6 +75,8 @@ def open_task(
     without them, or an array of pixels (.npy), is enough to learn from the models' own predictions.
     """
     path = Path(data)
+    if path.as_posix() in _SHIPPED and not exists(path):
+        path = shipped(_SHIPPED[path.as_posix()])
     given = models if isinstance(models, list | tuple) else [models]
     loaded = tuple(map(load, given))
     kind = task_kind(loaded, kind)

@@ -1,0 +1,75 @@
+"""What the site adds to the pages: sections of README, the commands with their options, docstrings with examples."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+import typer
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the comments that stand for sections of README and for the commands."""
+    markdown = re.sub(r"^<!-- README: *(.*?) *-->$", lambda found: readme_section(found[1]), markdown, flags=re.M)
+    return re.sub(r"^<!-- COMMANDS -->$", lambda _: "\n\n".join(commands()), markdown, flags=re.M)
+
+
+def readme_section(title: str) -> str:
+    """A section of README with its heading, or without a title what stands before the first; links lead to pages."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    parts = dict(part.partition("\n")[::2] for part in text.split("\n## "))
+    first = next(iter(parts))
+    if title and title not in parts:
+        raise KeyError(f"README.md has no section {title!r}; it has {', '.join(list(parts)[1:])}")
+    body = re.sub(r"\]\(docs/", "](", parts[title or first]).strip()
+    return f"## {title}\n\n{body}" if title else body
+
+
+def commands() -> Iterator[str]:
+    """A section for every command: what it does, its arguments and options in groups, and examples."""
+    from isobasin.cli.app import app
+
+    yield from _sections(typer.main.get_command(app), "isobasin", None)
+
+
+def _sections(group: Any, path: str, parent: Any) -> Iterator[str]:
+    context = group.context_class(group, info_name=path.rpartition(" ")[2], parent=parent)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "commands"):
+            yield from _sections(command, f"{path} {name}", context)
+        else:
+            yield _section(command, f"{path} {name}", command.context_class(command, info_name=name, parent=context))
+
+
+def _section(command: Any, path: str, context: Any) -> str:
+    from isobasin.cli.help import EXAMPLES
+
+    lines = [f"## {path}", "", " ".join((command.help or "").split()), ""]
+    for title, rows in command.rows_by_group(context).items():
+        lines += [f"| {title} | |", "|---|---|", *(f"| `{_cell(name)}` | {_cell(text)} |" for name, text in rows), ""]
+    examples = EXAMPLES[path.partition(" ")[2]]
+    return "\n".join([*lines, "```text", *(f"isobasin {example}" for example in examples), "```"])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+class Doctests(griffe.Extension):
+    """Runs of `>>>` lines in docstrings become blocks of code."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = fenced(obj.docstring.value)
+
+
+def fenced(docstring: str) -> str:
+    """A docstring with fences around its examples, without the directives of doctest."""
+    text = re.sub(r" *# doctest: .*", "", docstring)
+    return re.sub(r"^>>> (?:.+\n?)+", lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text, flags=re.M)
