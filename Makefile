@@ -1,17 +1,18 @@
 # Two commands: `make test` and `make demo`. Each needs Python 3.11 or newer and make, nothing else prepared:
-# they create .venv, install into it, and run. The others: lint, test-all, golden, campaign, bench, clean.
+# they create .venv, install into it, and run. The others: docs, lint, test-all, golden, campaign, bench, clean.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 INSTALLED := $(VENV)/.installed
+SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Nothing here may reach out to the hub: tests and demo build their own models.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: test demo lint test-all test-cuda golden campaign bench clean
+.PHONY: test demo docs lint test-all test-cuda golden campaign bench clean
 .DEFAULT_GOAL := test
 
 # Tests run in two processes, so each keeps to one thread.
@@ -47,6 +48,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(SITE) --quiet --site-dir out/.site-check
+
+# The documentation site, in out/site. The pages and their links are checked; no other host is asked for anything.
+docs: $(INSTALLED)
+	$(SITE) --site-dir out/site
+	@echo out/site/index.html
 
 # Those that need no data from outside; the others say in their first lines what they take.
 bench: $(INSTALLED)

@@ -1,5 +1,7 @@
-"""What the site adds to the pages: sections of README, the commands with their options, docstrings with examples."""
+"""What the site adds to the pages: sections of README, notebooks, the commands, docstrings with examples."""
 
+import json
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -13,10 +15,34 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the comments that stand for sections of README and for the commands."""
+LOG = logging.getLogger("mkdocs.isobasin")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Replace the comments that stand for sections of README, for a notebook and for the commands."""
+    folder = Path(page.file.abs_src_path).parent
     markdown = re.sub(r"^<!-- README: *(.*?) *-->$", lambda found: readme_section(found[1]), markdown, flags=re.M)
-    return re.sub(r"^<!-- COMMANDS -->$", lambda _: "\n\n".join(commands()), markdown, flags=re.M)
+    markdown = re.sub(r"^<!-- NOTEBOOK: (\S+) -->$", lambda found: notebook(folder / found[1]), markdown, flags=re.M)
+    markdown = re.sub(r"^<!-- COMMANDS -->$", lambda _: "\n\n".join(commands()), markdown, flags=re.M)
+    return re.sub(r"^\|.*", lambda found: unescaped(found[0]), markdown, flags=re.M)
+
+
+def unescaped(row: str) -> str:
+    """A row of a table without the backslashes that GitHub needs before a bar in code; here they would be shown."""
+    return re.sub(r"`[^`]*`", lambda code: code[0].replace("\\|", "|"), row)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """A page that would load something from another host is a warning, which the strict build refuses."""
+    for tag in foreign(output):
+        LOG.warning("%s loads from another host: %s", page.file.src_path, tag)
+    return output
+
+
+def foreign(html: str) -> list[str]:
+    """The tags that make a browser ask another host."""
+    loading = re.findall(r"<(?:script|img|iframe|source|link)\b[^>]*>", html)
+    return [tag for tag in loading if re.search(r"(?:src|href)=[\"']?(?:https?:)?//", tag)]
 
 
 def readme_section(title: str) -> str:
@@ -30,6 +56,26 @@ def readme_section(title: str) -> str:
     return f"## {title}\n\n{body}" if title else body
 
 
+def notebook(path: Path) -> str:
+    """The cells of a notebook with their outputs, as a page."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join(part for cell in cells for part in _cell_parts(cell))
+
+
+def _cell_parts(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        shown = output.get("data", {})
+        if "image/png" in shown:
+            yield f"![Figure](data:image/png;base64,{''.join(shown['image/png']).strip()})"
+        elif text := "".join(output.get("text", shown.get("text/plain", ""))).rstrip():
+            yield f"```text\n{text}\n```"
+
+
 def commands() -> Iterator[str]:
     """A section for every command: what it does, its arguments and options in groups, and examples."""
     from isobasin.cli.app import app
@@ -38,13 +84,17 @@ def commands() -> Iterator[str]:
 
 
 def _sections(group: Any, path: str, parent: Any) -> Iterator[str]:
-    context = group.context_class(group, info_name=path.rpartition(" ")[2], parent=parent)
+    context = _context(group, path, parent)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if hasattr(command, "commands"):
             yield from _sections(command, f"{path} {name}", context)
         else:
-            yield _section(command, f"{path} {name}", command.context_class(command, info_name=name, parent=context))
+            yield _section(command, f"{path} {name}", _context(command, name, context))
+
+
+def _context(command: Any, path: str, parent: Any) -> Any:
+    return command.context_class(command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings)
 
 
 def _section(command: Any, path: str, context: Any) -> str:

@@ -1,8 +1,10 @@
-"""Pictures of the first part of a report for these pages: light, dark, and as on a phone.
+"""The pictures of these pages, from the folder of the demo and a result of `path`:
 
-    python docs/screenshots.py report.html docs/img
+    isobasin demo
+    isobasin path isobasin-demo/A isobasin-demo/B --data digits --align --explain --plane 15 -o explain.json
+    python docs/screenshots.py isobasin-demo explain.json docs/img
 
-Needs selenium, Chromium and its driver.
+Needs selenium, Chromium and its driver for the report.
 """
 
 import base64
@@ -12,29 +14,35 @@ from pathlib import Path
 
 from selenium import webdriver
 
-HEIGHT = 1500
-LOOKS = {"report": (960, "light"), "report-dark": (960, "dark"), "report-phone": (390, "light")}
+from isobasin.report.figures import plot_explain, plot_path, plot_plane
+
+WIDTH, HEIGHT = 960, 1500  # the beginning of the page
 
 
-def main(page: Path, folder: Path) -> None:
+def main(demo: Path, explained: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    plot_path(demo / "learned.json", folder / "path.png")
+    plot_explain(explained, folder / "explain.png")
+    plot_plane(explained, folder / "plane.png")
+    (folder / "report.png").write_bytes(screenshot(demo / "report.html"))
+
+
+def screenshot(page: Path) -> bytes:
+    """The beginning of the page, in light colours."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (width, theme) in LOOKS.items():
-        feature = {"name": "prefers-color-scheme", "value": theme}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    try:
+        size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.get(page.resolve().as_uri())
-        part = {"x": 0, "y": 0, "width": width, "height": HEIGHT, "scale": 1}
-        asked = {"format": "png", "captureBeyondViewport": True, "clip": part}
-        taken = browser.execute_cdp_cmd("Page.captureScreenshot", asked)
-        (folder / f"{name}.png").write_bytes(base64.b64decode(taken["data"]))
-    browser.quit()
+        taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+    finally:
+        browser.quit()
+    return base64.b64decode(taken["data"])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "docs/img"))
+    main(*map(Path, sys.argv[1:4]))

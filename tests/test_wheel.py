@@ -101,7 +101,7 @@ def test_a_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
 
 def test_the_program_needs_no_test_tools_and_no_cluster() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"study", "cluster", "learn", "gguf", "dev"}
+    assert set(extras) == {"study", "cluster", "learn", "gguf", "docs", "dev"}
     for name in ("pytest", "ray", "ruff", "mypy", "selenium", "datasets", "pyarrow", "accelerate"):
         assert not any(line.startswith(name) for line in PROJECT["dependencies"]), name
         assert any(line.startswith(name) for extra in extras.values() for line in extra), name
