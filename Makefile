@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 INSTALLED := $(VENV)/.installed
+# Not --quiet: that hides warnings from --strict.
 SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -48,7 +49,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(SITE) --quiet --site-dir out/.site-check
+	$(SITE) --site-dir out/.site-check
 
 # The documentation site, in out/site. The pages and their links are checked; no other host is asked for anything.
 docs: $(INSTALLED)

@@ -16,7 +16,7 @@ from selenium import webdriver
 
 from isobasin.report.figures import plot_explain, plot_path, plot_plane
 
-WIDTH, HEIGHT = 960, 1500  # the beginning of the page
+WIDTH, HEIGHT = 960, 1080  # the beginning of the page
 
 
 def main(demo: Path, explained: Path, folder: Path) -> None:
@@ -31,7 +31,7 @@ def screenshot(page: Path) -> bytes:
     """The beginning of the page, in light colours."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking"):
         options.add_argument(flag)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:

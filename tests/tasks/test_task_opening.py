@@ -10,6 +10,7 @@ import torch
 from task_subjects import TEXT, WORDS, own, pixels, saved, word_tokenizer, write_idx
 
 import tiny
+from isobasin.data import shipped
 from isobasin.errors import IsobasinError
 from isobasin.tasks import Task, open_task
 from isobasin.tasks.task import Request, task_kind
@@ -275,3 +276,14 @@ def test_names_for_figures(tmp_path: Path) -> None:
     found = torch.cat([batch.targets for batch in images])
     assert found.tolist() == sorted(found.tolist())  # in the order of the file
     assert 0 < int(found.sum()) < 10  # of both classes
+
+
+def test_data_that_ship_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = shipped("digits") / "A"
+    task = open_task("digits", model, max_samples=5)
+    assert (task.n_samples, task.source) == (5, "digits")
+    assert task.fingerprint == open_task(shipped("mnist"), model, max_samples=5).fingerprint
+    monkeypatch.chdir(tmp_path)
+    Path("digits").mkdir()  # a folder of that name is what is meant
+    with pytest.raises(IsobasinError, match="digits"):
+        open_task("digits", model)
