@@ -198,7 +198,7 @@ RUNNABLE = [page for page, path in PAGES.items() if re.search(r"^ *```(console|p
 
 
 @pytest.fixture
-def inside(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def inside(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_families: None) -> Path:
     """The working directory, with a copy of the workspace."""
     shutil.copytree(workspace, tmp_path / "page")
     monkeypatch.chdir(tmp_path / "page")

@@ -1,7 +1,5 @@
 """A family of one's own: drafted from a checkpoint, proved or refuted by `check`, used by commands and by `load`."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ import torch
 import isobasin as ib
 import tiny
 from isobasin.arch import FAMILIES, user_family
-from isobasin.arch.registry import REFUSED
 from isobasin.cli import run
 
 pytestmark = pytest.mark.hf
@@ -20,19 +17,9 @@ SIZES |= {"intermediate_size": 40, "vocab_size": 50, "max_position_embeddings": 
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Families that a test makes known are unknown afterwards."""
-    known, refused = dict(FAMILIES), dict(REFUSED)
-    monkeypatch.delenv(user_family.VARIABLE, raising=False)
+def forgotten(known_families: None) -> None:
     for name in ("seed_oss", "helium"):  # as if they were not supported
         del FAMILIES[name]
-    yield
-    FAMILIES.clear()
-    FAMILIES.update(known)
-    REFUSED.clear()
-    REFUSED.update(refused)
-    user_family._loaded.clear()
-    os.environ.pop(user_family.VARIABLE, None)
 
 
 def saved(folder: Path, stem: str) -> Path:
