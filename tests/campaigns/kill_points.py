@@ -48,9 +48,10 @@ import isobasin as ib
 from isobasin import files
 from isobasin.cli import main
 from isobasin.study import run as study_run
-from isobasin.study.executors import Outcome, attempt
+from isobasin.study.executors import RunJob
 from isobasin.study.plan import Context, Job
 from isobasin.study.store import Store
+from isobasin.workers import Outcome, attempt
 
 SIGNALS = {"SIGKILL": False, "SIGTERM": False, "SIGINT": True}  # whether it is sent after the operation
 FUNCTIONS = {
@@ -224,7 +225,7 @@ class OneProcess:
         self._jobs.append(job)
 
     def wait(self) -> list[Outcome]:
-        return [attempt(self._jobs.pop(), self._store, self._context)]
+        return [attempt(self._jobs.pop(), RunJob(self._store, self._context))]
 
     def close(self) -> None:
         pass

@@ -13,9 +13,10 @@ from pathlib import Path
 import fake_work
 import pytest
 
-from isobasin.study.executors import LOG, Event, LocalPool, Outcome, attempt, execute
+from isobasin.study.executors import LOG, Event, RunJob, execute, local_pool
 from isobasin.study.plan import Context, Job
 from isobasin.study.store import Store
+from isobasin.workers import LocalPool, Outcome, attempt
 
 
 @dataclass
@@ -34,7 +35,7 @@ class InlinePool:
 
     def wait(self) -> list[Outcome]:
         job = self.under_way.pop(0)
-        return [attempt(job, self.store, self.context)]
+        return [attempt(job, RunJob(self.store, self.context))]
 
     def close(self) -> None:
         self.under_way.clear()
@@ -151,7 +152,7 @@ def test_no_more_jobs_than_workers_are_under_way(tmp_path: Path) -> None:
 def processes(tmp_path: Path, size: int = 2) -> Iterator[LocalPool]:
     store = Store(tmp_path / "study")
     store.root.mkdir(exist_ok=True)
-    pool = LocalPool(store, context(tmp_path), size=size, devices=["cpu"])
+    pool = local_pool(store, context(tmp_path), size=size, devices=["cpu"])
     try:
         yield pool
     finally:
@@ -183,7 +184,7 @@ import sys
 from pathlib import Path
 import fake_work
 from isobasin.study.executors import execute
-from isobasin.study.executors import LocalPool
+from isobasin.study.executors import local_pool
 from isobasin.study.plan import Context
 from isobasin.study.store import Store
 
@@ -191,7 +192,7 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     store = Store(root / "study")
     store.root.mkdir(exist_ok=True)
-    pool = LocalPool(store, Context(root, "cpu", store.scratch), size=1, devices=["cpu"])
+    pool = local_pool(store, Context(root, "cpu", store.scratch), size=1, devices=["cpu"])
     quick = fake_work.job("add", number=1)
     slow = fake_work.job("add", quick, number=2, seconds=float(sys.argv[2]))
     execute([slow], store, pool, lambda event, job, why: print(event, job.settings["number"], flush=True))
@@ -239,14 +240,14 @@ import sys
 sys.path += {paths!r}
 from pathlib import Path
 import fake_work
-from isobasin.study.executors import LocalPool, execute
+from isobasin.study.executors import execute, local_pool
 from isobasin.study.plan import Context
 from isobasin.study.store import Store
 
 root = Path({root!r})
 store = Store(root / "study")
 store.root.mkdir(exist_ok=True)
-pool = LocalPool(store, Context(data=root, device="cpu", scratch=root / "scratch"), size=1, devices=["cpu"])
+pool = local_pool(store, Context(data=root, device="cpu", scratch=root / "scratch"), size=1, devices=["cpu"])
 execute([fake_work.job("add", number=1)], store, pool, lambda event, job, why: print(event, why))
 pool.close()
 print("end", __name__, bool(__file__))

@@ -6,7 +6,7 @@ from pathlib import Path
 import fake_work
 import pytest
 
-from isobasin.study.executors import Event, RayPool, execute
+from isobasin.study.executors import Event, execute, ray_pool
 from isobasin.study.plan import Context, Job
 from isobasin.study.store import Store
 
@@ -31,7 +31,7 @@ def test_ray_gives_the_same_when_a_worker_is_killed(tmp_path: Path) -> None:
     def on_event(event: Event, job: Job, why: str) -> None:
         story.append((event, str(job.settings.get("label", job.settings.get("number")))))
 
-    pool = RayPool(store, Context(tmp_path, "cpu", store.scratch), size=2)
+    pool = ray_pool(store, Context(tmp_path, "cpu", store.scratch), size=2)
     try:
         execute([dependent, end], store, pool, on_event)
     finally:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from isobasin.errors import IsobasinError, one_line, system_problem
-from isobasin.study.run import ENGINES, RunConfig, run_study
+from isobasin.study.run import RunConfig, run_study
 from isobasin.study.store import pack, unpack
+from isobasin.workers import ENGINES
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,7 +1,6 @@
 """A whole study: read the grid, plan its jobs, run those that are not done, show progress, and write study.json."""
 
 import hashlib
-import os
 import shutil
 import sys
 import time
@@ -21,18 +20,18 @@ from isobasin.model.transformer import CONFIG_NAME, WEIGHTS_NAME, read_folder
 from isobasin.path.barrier import is_connected
 from isobasin.path.provenance import provenance
 from isobasin.study.config import DATA_KINDS, Cell, Grid, read_grid
-from isobasin.study.executors import Event, LocalPool, OnEvent, Pool, RayPool, execute
+from isobasin.study.executors import Event, OnEvent, execute, local_pool, ray_pool
 from isobasin.study.plan import CellPlan, Context, Job, in_order, plan_cell
 from isobasin.study.results import mean
 from isobasin.study.store import STUDY, Store, read_json, write_json
 from isobasin.tasks.datasets import locate
 from isobasin.tasks.tokenizer import TOKENIZER_FILE as TOKENIZER
+from isobasin.workers import ENGINES, Pool, available_cores
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 LOCK = ".lock"
-ENGINES = ("local", "ray")
 MAX_WORKERS = 1024
 WORKERS_PER_GPU = 4  # the models are small
 _MAX_CELLS = 30  # rows of the live table
@@ -144,12 +143,12 @@ def _pool(config: RunConfig, store: Store, device: str) -> Pool:
     context = Context(data=config.data.absolute() if config.data else None, device=device, scratch=store.scratch)
     if config.engine == "ray":
         share = 1 / WORKERS_PER_GPU if device.startswith("cuda") else 0.0
-        return RayPool(store, context, size=config.workers, share=share)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ray_pool(store, context, size=config.workers, share=share)
+    cores = available_cores()
     n_gpus = torch.cuda.device_count() if device == "cuda" else 1
     devices = [f"cuda:{i}" for i in range(n_gpus)] if device == "cuda" else [device]
     size = cores if device == "cpu" else min(cores, WORKERS_PER_GPU * n_gpus)
-    return LocalPool(store, context, size=config.workers or size, devices=devices)
+    return local_pool(store, context, size=config.workers or size, devices=devices)
 
 
 def _drop_weights(plans: Sequence[CellPlan], store: Store) -> None:
