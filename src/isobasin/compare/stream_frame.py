@@ -61,16 +61,16 @@ def fixed_numbers(label: str, *shape: int) -> Tensor:
     They are the directions that canonical points and fingerprints refer to. They come from the raw bits of PCG64, which
     numpy guarantees not to change; torch generators give no such guarantee.
     """
-    uniform = (_fixed_bits(label, shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    uniform = (fixed_bits(label, shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return torch.from_numpy((2 * uniform - 1) * 3**0.5).reshape(shape)
 
 
 def fixed_signs(label: str, *shape: int) -> Tensor:
     """The signs of `fixed_numbers`, as small integers and in a third of the time."""
-    return torch.from_numpy((_fixed_bits(label, shape) >> np.uint64(63)).astype(np.int8)).mul_(2).sub_(1).reshape(shape)
+    return torch.from_numpy((fixed_bits(label, shape) >> np.uint64(63)).astype(np.int8)).mul_(2).sub_(1).reshape(shape)
 
 
-def _fixed_bits(label: str, shape: tuple[int, ...]) -> NDArray[np.uint64]:
+def fixed_bits(label: str, shape: tuple[int, ...]) -> NDArray[np.uint64]:
     count = int(np.prod(shape)) if shape else 1
     return np.asarray(np.random.PCG64(crc32(label.encode())).random_raw(count), dtype=np.uint64)
 

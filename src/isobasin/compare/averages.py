@@ -1,0 +1,146 @@
+"""Averages and pruned models whose parents are stored in another basis than they are.
+
+What a parent adds to an average is known once the others are: the model less the others. The parent is aligned to
+that, and in turn each other one; the same for the numbers that a pruned model has kept.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from isobasin.compare.derivation import Basis
+from isobasin.compare.sketch import CPU, sampled, transform_to
+from isobasin.rounding import rounding_unit
+from isobasin.weights import ModelSource, Weights, load
+
+SWEEPS = 6
+EXACT = 2.0  # times the rounding of the stored types: nothing is left
+SETTLED = 0.9  # of what was left before: less of a gain ends the descent
+
+
+@dataclass(frozen=True)
+class AverageCheck:
+    """A task: the weights of an average modulo symmetry, and what it leaves of the model, relative.
+
+    `bases` number the bases that the parents are stored in, `own` is that of the model. At first parents in the model's
+    own basis stay, and those in another one move together; then each is moved to what it adds.
+    """
+
+    child: ModelSource
+    parents: tuple[ModelSource, ...]
+    weights: tuple[float, ...]
+    bases: tuple[int, ...]
+    own: int
+
+    def __call__(self) -> tuple[tuple[float, ...], float]:
+        child = load(self.child).resident(CPU)
+        parents = [load(each).resident(CPU) for each in self.parents]
+        weights, left = self._moved_child(child, parents) if len(set(self.bases)) == 1 else (self.weights, float("inf"))
+        rounding = max(rounding_unit(dtype) for model in (child, *parents) for dtype in model.dtypes.values())
+        if left <= EXACT * rounding:
+            return weights, left
+        return min((weights, left), self._moved_parents(child, parents), key=lambda found: found[1])
+
+    def _moved_child(self, child: Weights, parents: list[Weights]) -> tuple[tuple[float, ...], float]:
+        """Of parents in one basis: move the model to their average, solve for the weights there, and again."""
+        weights, left = self.weights, float("inf")
+        for _ in range(SWEEPS):
+            middle = combined(parents[0], parents, weights, 1.0)
+            found, residual = self._solved(aligned(child, middle), parents)
+            if not residual < SETTLED * left:
+                break
+            weights, left = found, residual
+        return weights, left
+
+    def _moved_parents(self, child: Weights, parents: list[Weights]) -> tuple[tuple[float, ...], float]:
+        """Move each parent to what it adds to the model."""
+        moved = list(parents)
+        for basis in sorted(set(self.bases) - {self.own}):
+            self._move_together(basis, child, parents, moved)
+        weights, left = self._solved(child, moved)
+        for _ in range(SWEEPS):
+            for k, parent in enumerate(parents):
+                others = [o for o in range(len(parents)) if o != k]
+                signed = [1, *(-weights[o] for o in others)]
+                target = combined(child, [child, *(moved[o] for o in others)], signed, weights[k])
+                moved[k] = aligned(parent, target)
+            found, residual = self._solved(child, moved)
+            if not residual < left:
+                break
+            settled, weights, left = residual > SETTLED * left, found, residual
+            if settled:
+                break
+        return weights, left
+
+    def _move_together(self, basis: int, child: Weights, parents: list[Weights], moved: list[Weights]) -> None:
+        """Move the parents of one basis so that their average comes next to the model."""
+        members = [k for k, b in enumerate(self.bases) if b == basis]
+        weights = [self.weights[k] for k in members]
+        middle = combined(parents[members[0]], [parents[k] for k in members], weights, sum(weights))
+        transform = transform_to(middle, child)
+        for k in members:
+            moved[k] = held(transform.apply(parents[k]))
+
+    def _solved(self, child: Weights, moved: list[Weights]) -> tuple[tuple[float, ...], float]:
+        basis = Basis((sampled(child), *map(sampled, moved)))
+        found = basis.mixture(0, range(1, len(moved) + 1))
+        return (self.weights, float("inf")) if found is None else (found.weights, found.residual)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The share of numbers that are zero in a model alone, and the distance to its parent on the others."""
+
+    zeros: float
+    left: float
+
+
+@dataclass(frozen=True)
+class PrunedCheck:
+    """A task: how well a parent that is stored in another basis agrees with the numbers that a model has kept."""
+
+    child: ModelSource
+    parent: ModelSource
+
+    def __call__(self) -> Pruned:
+        child, parent = load(self.child).resident(CPU), load(self.parent).resident(CPU)
+        target, best = child, Pruned(0.0, float("inf"))
+        for _ in range(SWEEPS):
+            moved = aligned(parent, target)
+            new, _, left = Basis((sampled(child), sampled(moved))).new_zeros(0, 1)
+            if not left < best.left:
+                break
+            settled, best = left > SETTLED * best.left, Pruned(new, left)
+            if settled:
+                break
+            target = changed(child, lambda name, m=moved: torch.where(child[name] == 0, m[name].to(torch.float64), child[name].to(torch.float64)))  # fmt: skip
+        return best
+
+
+def aligned(model: Weights, to: Weights) -> Weights:
+    """A model moved next to another one, in memory."""
+    return held(transform_to(model, to).apply(model))
+
+
+def combined(like: Weights, models: Sequence[Weights], weights: Sequence[float], share: float) -> Weights:
+    """Σ wᵢ Mᵢ / share, with the architecture and the buffers of a model."""
+    return changed(
+        like, lambda name: sum((w * m[name].to(torch.float64) for w, m in zip(weights, models)), torch.zeros(())) / share
+    )
+
+
+def held(model: Weights) -> Weights:
+    """The same model with its tensors in memory."""
+    return replace(model, tensors={name: model[name] for name in model})
+
+
+def changed(model: Weights, numbers: Callable[[str], Tensor]) -> Weights:
+    """A model with other numbers in all tensors but buffers."""
+    names = [name for name, pattern in model.arch.tensors.items() if not pattern.buffer]
+    tensors: Mapping[str, Tensor] = {name: numbers(name) if name in names else model[name] for name in model}
+    dtypes = {name: torch.float32 if name in names else dtype for name, dtype in model.dtypes.items()}
+    return replace(model, tensors=tensors, dtypes=dtypes, checkpoint=None, changed=frozenset(names))
+
+

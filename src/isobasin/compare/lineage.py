@@ -1,0 +1,678 @@
+"""The lineage of many checkpoints: copies, casts, averages, pruned and shortened models, relatives, unrelated ones.
+
+Every model is read once for its sketch. Models that are stored in one basis are recognised by their numbers; one of
+each such cluster is then aligned to another cluster, where fingerprints, or embeddings and heads, say that it may be
+related. In one basis all is linear algebra (`derivation`).
+
+An edge has a direction only where the weights show it. A fine-tune and what it was made from look alike: the edge
+between them is `relative`, without direction, unless the caller names the base.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from isobasin.alignment.trunk import trunk_pair
+from isobasin.arch import Architecture
+from isobasin.compare.averages import AverageCheck, PrunedCheck
+from isobasin.compare.derivation import LEAST_ZEROS, Basis, Mixture
+from isobasin.compare.distance import check_same_blocks
+from isobasin.compare.sketch import (
+    Moved,
+    MoveTo,
+    Numbers,
+    Sketch,
+    SketchOf,
+    agreement,
+    do,
+    gram_similarity,
+    renamed,
+    stored_layers,
+)
+from isobasin.display import Shown, Summary, notebook_progress
+from isobasin.errors import ArchitectureError, IsobasinError
+from isobasin.symmetries.transform import Transform
+from isobasin.weights import ModelSource, Weights, load
+from isobasin.workers import open_workers
+
+# Median over the tensors of the cosine after alignment, measured on tiny models: unrelated ones trained on one text at
+# most 0.42, averages of two unrelated ones and their parents at least 0.68, fine-tunes 0.93.
+RELATED = 0.6
+UNDECIDED = 0.5
+GRAM_LEAST = 0.2  # correlation of embeddings and heads, below which two models are not aligned
+ANOTHER_TRY = 0.02  # how much more like a new member of a family a model must be, to be aligned again
+SAME_LEAST = 1e-5
+SAME_TENSOR = 4.0  # times the rounding: one tensor of a copy
+CLEAR = 0.8  # of two candidates, the nearer one must be at most this share as far away
+AVERAGE_ROUNDING = 2.0  # times the rounding of the stored types: what is left of an average in one basis
+AVERAGE_MOVED = 0.1  # share of the distance to the nearest parent: of an average of models in several bases
+AVERAGE_SHARE = 0.35  # what may be left of such an average before it is looked at closely
+MOST_CHECKS = 3  # averages of one model that are looked at closely
+
+Kind = Literal["copy", "cast", "merge", "pruned", "layers", "descendant", "relative", "undecided"]
+Table = tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A relation of models. `directed`: the weights, or the base that the caller named, show which is the child."""
+
+    kind: Kind
+    parents: tuple[str, ...]
+    child: str
+    directed: bool
+    distance: float
+    evidence: str
+    weights: tuple[float, ...] | None = None
+    layers: tuple[int, ...] | None = None  # of the parent that the child has
+
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": self.kind, "parents": list(self.parents), "child": self.child}
+        found |= {"direction": "known" if self.directed else "unknown", "distance": self.distance}
+        found |= {"weights": list(self.weights)} if self.weights else {}
+        found |= {"layers": list(self.layers)} if self.layers is not None else {}
+        return found | {"evidence": self.evidence}
+
+    def __str__(self) -> str:
+        if self.weights:
+            parts = " + ".join(f"{w:.3g} × {p}" for w, p in zip(self.weights, self.parents))
+            return f"{self.child} = {parts}"
+        arrow = "→" if self.directed else "–"
+        return f"{' + '.join(self.parents)} {arrow} {self.child}: {self.kind}"
+
+
+@dataclass(frozen=True)
+class LineageModel:
+    """A model of a lineage. Models with the same `family_tree` number are related."""
+
+    name: str
+    source: str
+    family: str
+    n_layers: int
+    n_params: int
+    dtype: str
+    fingerprint: str
+    family_tree: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, repr=False)
+class Lineage(Shown):
+    """What `lineage` found. `similarity` and `distance` are tables over the models; None where two can not be compared,
+    or where embeddings and head show that they are not related.
+
+    A similarity is the median over the tensors of the cosine in a common basis: 1 for copies.
+    """
+
+    models: tuple[LineageModel, ...]
+    edges: tuple[Edge, ...]
+    similarity: Table = field(repr=False)
+    distance: Table = field(repr=False)
+    base: str | None = None
+
+    def edges_of(self, *kinds: Kind) -> tuple[Edge, ...]:
+        """The edges of these kinds."""
+        return tuple(edge for edge in self.edges if edge.kind in kinds)
+
+    @property
+    def trees(self) -> tuple[tuple[str, ...], ...]:
+        """The names of related models, the largest group first; a model without relatives is alone."""
+        numbers = sorted({m.family_tree for m in self.models})
+        return tuple(tuple(m.name for m in self.models if m.family_tree == number) for number in numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `isobasin lineage`."""
+        return {
+            "models": [model.to_dict() for model in self.models],
+            "edges": [edge.to_dict() for edge in self.edges],
+            "trees": [list(tree) for tree in self.trees],
+            "similarity": [list(row) for row in self.similarity],
+            "distance": [list(row) for row in self.distance],
+            "base": self.base,
+        }
+
+    def summary(self) -> Summary:
+        """The edges, one row for each."""
+        alone = [tree[0] for tree in self.trees if len(tree) == 1]
+        rows = [(str(edge), f"{edge.distance:.3g}", edge.evidence) for edge in self.edges]
+        facts = {"unrelated": ", ".join(alone)} if alone else {}
+        title = f"{len(self.models)} models in {len(self.trees)} groups"
+        return Summary(title, facts, ("relation", "distance", "evidence"), rows)
+
+
+def lineage(
+    models: Sequence[ModelSource],
+    *,
+    names: Sequence[str] | None = None,
+    base: str | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    watch: Callable[[int, int], None] | None = None,
+) -> Lineage:
+    """Which of these models are copies, averages, pruned, shortened or otherwise related, and which are unrelated.
+
+    `base` names the model that its relatives come from: edges without a direction then point away from it. Models given
+    as folders or hub ids are read by `workers` processes (by default one for each core), or by Ray (`engine="ray"`);
+    others in this process. `watch(done, of)` counts the models read and the alignments.
+    """
+    if len(models) < 2:
+        raise IsobasinError(f"a lineage of {len(models)} models: expected at least two")
+    named = _names(models, names)
+    if base is not None and base not in named:
+        raise IsobasinError(f"base {base!r} is none of the models ({', '.join(named)}); name one of them")
+    in_files = all(isinstance(model, str | Path) for model in models)
+    if engine == "ray" and not in_files:
+        raise IsobasinError("engine ray needs models in folders that all machines can read, not models in memory")
+    size = workers if in_files else 1
+    with (
+        TemporaryDirectory(prefix="isobasin-lineage-") as folder,
+        open_workers(do, engine=engine, size=size, log=Path(folder) / "workers.log") as run,
+        notebook_progress("comparing", watch) as shown,
+    ):
+        search = _Search(tuple(models), tuple(named), base, _Counted(run, shown))
+        return search.found()
+
+
+def _names(models: Sequence[ModelSource], names: Sequence[str] | None) -> list[str]:
+    """A short name for each model: the last parts of its path that tell it from the others."""
+    if names is not None:
+        if len(names) != len(models) or len(set(names)) < len(names):
+            raise IsobasinError(f"{len(names)} names for {len(models)} models: expected one for each, all different")
+        return list(names)
+    parts = [Path(m).parts if isinstance(m, str | Path) else (f"model {i + 1}",) for i, m in enumerate(models)]
+    for depth in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(each[-depth:]) for each in parts]
+        if len(set(found)) == len(found):
+            return found
+    repeated = next(name for name in found if found.count(name) > 1)
+    raise IsobasinError(f"{repeated}: given twice; name every model once")
+
+
+@dataclass
+class _Counted:
+    """Workers whose tasks are counted."""
+
+    run: Callable[..., list[Any]]
+    watch: Callable[[int, int], None] | None
+    done: int = 0
+    total: int = 0
+
+    def __call__(self, tasks: Sequence[Any]) -> list[Any]:
+        self.total += len(tasks)
+        return self.run(tasks, self._one_more) if tasks else []
+
+    def _one_more(self) -> None:
+        self.done += 1
+        if self.watch:
+            self.watch(self.done, self.total)
+
+
+# -- families of models in one basis ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Family:
+    """Models of one depth that are related, with their numbers in one basis. `moved_by`: how a model that is stored in
+    another one came there."""
+
+    members: list[int]
+    numbers: dict[int, Numbers]
+    moved_by: dict[int, Transform | None]
+
+
+@dataclass(frozen=True)
+class _Shortened:
+    """Numbers of a model with fewer layers in the basis of a deeper family, and the layers that it has."""
+
+    model: int
+    numbers: Numbers
+    layers: tuple[int, ...]
+    moved: bool
+
+
+@dataclass
+class _Search:
+    """One run: what is known of the models, and the edges found so far."""
+
+    sources: tuple[ModelSource, ...]
+    names: tuple[str, ...]
+    base: str | None
+    run: _Counted
+    edges: list[Edge] = field(default_factory=list)
+    similarity: dict[tuple[int, int], float] = field(default_factory=dict)
+    distance: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @cached_property
+    def weights(self) -> list[Weights]:
+        return [load(source) for source in self.sources]
+
+    @cached_property
+    def sketches(self) -> list[Sketch]:
+        return self.run([SketchOf(source) for source in self.sources])
+
+    def arch(self, i: int) -> Architecture:
+        return self.weights[i].arch
+
+    def found(self) -> Lineage:
+        assert len(self.weights) == len(self.sketches)  # a model that can not be read is reported before any is compared
+        families = [family for group in self._groups for family in self._families(group)]
+        for family in families:
+            self._read_off(family)
+        self._compare_depths(families)
+        trees = self._connect()
+        models = [
+            LineageModel(
+                name=self.names[i],
+                source=str(source) if isinstance(source, str | Path) else "memory",
+                family=self.arch(i).family,
+                n_layers=self.arch(i).sizes.n_layers,
+                n_params=self.weights[i].n_params,
+                dtype=self.sketches[i].dtype,
+                fingerprint=str(self.sketches[i].fingerprint),
+                family_tree=trees[i],
+            )
+            for i, source in enumerate(self.sources)
+        ]
+        tables = (self._table(values, same) for values, same in ((self.similarity, 1.0), (self.distance, 0.0)))
+        return Lineage(tuple(models), tuple(self.edges), *tables, base=self.base)
+
+    def _table(self, values: Mapping[tuple[int, int], float], same: float) -> Table:
+        every = range(len(self.sources))
+        return tuple(tuple(same if i == j else values.get((min(i, j), max(i, j))) for j in every) for i in every)
+
+    def _note(self, i: int, j: int, similarity: float, distance: float | None = None) -> None:
+        key = min(i, j), max(i, j)
+        self.similarity[key] = max(similarity, self.similarity.get(key, -1.0))
+        if distance is not None:
+            self.distance[key] = min(distance, self.distance.get(key, float("inf")))
+
+    def _add(self, kind: Kind, parents: Sequence[int], child: int, directed: bool, distance: float, evidence: str, **more: Any) -> None:  # fmt: skip
+        names = tuple(self.names[p] for p in parents)
+        self.edges.append(Edge(kind, names, self.names[child], directed, distance, evidence, **more))
+
+    # -- which models can be compared -------------------------------------------------------------------------------
+
+    @cached_property
+    def _groups(self) -> list[list[int]]:
+        """Models of one depth and one shape, up to heads and rows of the vocabulary."""
+        return _connected(range(len(self.sources)), self._alike)
+
+    def _alike(self, i: int, j: int) -> bool:
+        a, b = self.weights[i], self.weights[j]
+        if a.arch.family != b.arch.family or a.arch.sizes.n_layers != b.arch.sizes.n_layers:
+            return False
+        try:
+            trunk_pair(a, b, largest_group=True)
+        except ArchitectureError:
+            return False
+        return True
+
+    # -- families ---------------------------------------------------------------------------------------------------
+
+    def _families(self, group: Sequence[int]) -> list[_Family]:
+        """The related models of a group, each family in one basis."""
+        clusters = sorted(_connected(group, self._stored_alike), key=len, reverse=True)
+        if self.base in self.names:
+            clusters.sort(key=lambda cluster: self.names.index(str(self.base)) not in cluster)
+        families: list[_Family] = []
+        tried: dict[tuple[int, int], float] = {}  # by cluster and family, how alike the models were that were aligned
+        waiting = list(range(len(clusters)))
+        while waiting:
+            ready = [c for k, c in enumerate(waiting) if not self._has_copy(clusters, c, waiting[:k])]
+            tasks = [(c, *link) for c in ready for link in [self._next_link(clusters, c, families, tried)] if link]
+            if not tasks:
+                families.append(self._seed(clusters[waiting.pop(0)]))
+                continue
+            moved = self.run([self._move(clusters[c], y, x, families[f]) for c, f, y, x, _ in tasks])
+            for (c, f, y, x, alike), result in zip(tasks, moved, strict=True):
+                tried[c, f] = alike
+                if c in waiting and result is not None and self._joins(families[f], clusters[c], y, x, result):
+                    waiting.remove(c)
+        return families
+
+    def _has_copy(self, clusters: Sequence[Sequence[int]], c: int, others: Sequence[int]) -> bool:
+        """Whether these clusters, which are not in a family yet, have a model with the fingerprint of one of these."""
+        return any(self._alikeness(i, j) > 1 for o in others for j in clusters[o] for i in clusters[c])
+
+    def _stored_alike(self, i: int, j: int) -> bool:
+        return agreement(self.sketches[i].numbers, self.sketches[j].numbers) >= RELATED
+
+    def _seed(self, cluster: Sequence[int]) -> _Family:
+        return _Family(list(cluster), {i: self.sketches[i].numbers for i in cluster}, dict.fromkeys(cluster))
+
+    def _next_link(
+        self,
+        clusters: Sequence[Sequence[int]],
+        c: int,
+        families: Sequence[_Family],
+        tried: Mapping[tuple[int, int], float],
+    ) -> tuple[int, int, int, float] | None:
+        """The family that a cluster is next compared with, and the two models to be aligned: those most alike."""
+        found = []
+        for f, family in enumerate(families):
+            pairs = [(self._alikeness(y, x), y, x) for y in clusters[c] for x in family.members]
+            alike, y, x = max(pairs)
+            if alike >= GRAM_LEAST and alike > tried.get((c, f), -1.0) + ANOTHER_TRY:
+                found.append((alike, f, y, x))
+        if not found:
+            return None
+        alike, f, y, x = max(found)
+        return f, y, x, alike
+
+    def _alikeness(self, i: int, j: int) -> float:
+        """Above 1 for equal fingerprints, the more the finer the types; otherwise the correlation of embeddings and
+        heads."""
+        a, b = self.sketches[i], self.sketches[j]
+        return 2.0 - b.unit if a.fingerprint.matches(b.fingerprint) else gram_similarity(a, b)
+
+    def _move(self, cluster: Sequence[int], y: int, x: int, family: _Family) -> MoveTo:
+        members = (self.sources[y], *(self.sources[i] for i in cluster if i != y))
+        same = self.sketches[y].fingerprint.matches(self.sketches[x].fingerprint)
+        return MoveTo(members, self.sources[x], family.moved_by[x], always=same)
+
+    def _joins(self, family: _Family, cluster: Sequence[int], y: int, x: int, moved: Moved) -> bool:
+        """Add a cluster to a family if it is related to it; a pair that is neither clearly related nor unrelated is
+        noted."""
+        similar = agreement(family.numbers[x], moved.numbers[0])
+        self._note(x, y, similar)
+        if similar < RELATED:
+            return False
+        order = [y, *(i for i in cluster if i != y)]
+        family.members += order
+        family.numbers |= dict(zip(order, moved.numbers, strict=True))
+        family.moved_by |= dict.fromkeys(order, moved.transform)
+        return True
+
+    # -- what a family says -----------------------------------------------------------------------------------------
+
+    def _read_off(self, family: _Family) -> None:
+        """The edges inside a family, from its numbers in one basis."""
+        order = sorted(family.members, key=lambda i: (self.names[i] != self.base, self.sketches[i].unit, i))
+        basis = Basis(tuple(family.numbers[i] for i in order))
+        for a, b in combinations(range(len(order)), 2):
+            similar = agreement(family.numbers[order[a]], family.numbers[order[b]])
+            self._note(order[a], order[b], similar, float(basis.distances[a, b]))
+        kept = self._copies(basis, order)
+        pruned = self._pruned(basis, order, kept, family)
+        self._averages(basis, order, [k for k in kept if k not in pruned], family)
+
+    def _rounding(self, *models: int) -> float:
+        return max(SAME_LEAST, *(self.sketches[i].unit for i in models))
+
+    def _copies(self, basis: Basis, order: Sequence[int]) -> list[int]:
+        """Add the edges of copies; the models that are left, one for each set of copies, by their place in the order."""
+        kept: list[int] = []
+        for k, i in enumerate(order):
+            near = sorted(((float(basis.distances[k, o]), o) for o in kept if self._same(basis, order, k, o)))
+            if not near or (len(near) > 1 and near[0][0] > CLEAR * near[1][0]):
+                kept.append(k)
+                continue
+            distance, o = near[0]
+            wider = self.sketches[i].unit > self.sketches[order[o]].unit and distance > 0
+            how = "the same numbers" if distance == 0 else "equal fingerprints, and equal weights modulo symmetry up to rounding"  # fmt: skip
+            evidence = f"{how}; rounded to {self.sketches[i].dtype}" if wider else how
+            self._add("cast" if wider else "copy", [order[o]], i, wider, distance, evidence)
+        return kept
+
+    def _same(self, basis: Basis, order: Sequence[int], k: int, o: int) -> bool:
+        i, j = order[k], order[o]
+        a, b = self.sketches[i], self.sketches[j]
+        rounding = self._rounding(i, j)
+        if basis.distances[k, o] > rounding or basis.largest_difference(o, k) > SAME_TENSOR * rounding:
+            return False
+        return a.fingerprint.matches(b.fingerprint)
+
+    def _pruned(self, basis: Basis, order: Sequence[int], kept: Sequence[int], family: _Family) -> set[int]:
+        """Add the edges of pruned models: zeros where the parent has none, and the parent's numbers elsewhere."""
+        found = set()
+        for k in (k for k in kept if self.sketches[order[k]].zero_share >= LEAST_ZEROS):
+            parents = []
+            for o in kept:
+                new, old, rest = basis.new_zeros(k, o) if o != k else (0.0, 1.0, 1.0)
+                if new >= LEAST_ZEROS and old == 0 and rest <= self._rounding(order[k], order[o]):
+                    parents.append((new, o))
+            if not parents:
+                parents = self._pruned_elsewhere(basis, order, kept, k, family)
+            if parents:
+                new, o = min(parents)
+                evidence = f"{new:.0%} of its numbers are zero where the parent's are not, the others are the parent's"
+                self._add("pruned", [order[o]], order[k], True, float(basis.distances[k, o]), evidence)
+                found.add(k)
+        return found
+
+    def _pruned_elsewhere(
+        self, basis: Basis, order: Sequence[int], kept: Sequence[int], k: int, family: _Family
+    ) -> list[tuple[float, int]]:
+        """The same where the parent is stored in another basis: it is aligned to the numbers that were kept."""
+        i = order[k]
+        if self.sketches[i].zero_share < LEAST_ZEROS:
+            return []
+        others = [o for o in kept if o != k and family.moved_by[order[o]] is not family.moved_by[i]]
+        nearest = sorted(others, key=lambda o: float(basis.distances[k, o]))[:MOST_CHECKS]
+        results = self.run([PrunedCheck(self.sources[i], self.sources[order[o]]) for o in nearest])
+        pairs = zip(nearest, results, strict=True)
+        return [(found.zeros, o) for o, found in pairs if found.left <= self._rounding(i, order[o])]
+
+    # -- averages ---------------------------------------------------------------------------------------------------
+
+    def _averages(self, basis: Basis, order: Sequence[int], kept: Sequence[int], family: _Family) -> None:
+        """Add the edges of weighted averages. Parents that are no averages themselves come first."""
+        exact: dict[int, list[Mixture]] = {}
+        close: dict[int, list[Mixture]] = {}
+        for k in kept:
+            among = [o for o in kept if o != k]
+            for mixture in basis.mixtures(k, among, AVERAGE_SHARE):
+                several_bases = len({id(family.moved_by[order[o]]) for o in (k, *mixture.parents)}) > 1
+                rounding = AVERAGE_ROUNDING * max(self.sketches[order[o]].unit for o in (k, *mixture.parents))
+                if mixture.explains(max(rounding, SAME_LEAST / 10)):
+                    exact.setdefault(k, []).append(mixture)
+                elif several_bases:
+                    close.setdefault(k, []).append(mixture)
+                if k in exact and len(mixture.parents) > len(exact[k][0].parents):
+                    break
+        self._check_averages(order, exact, close, family)
+        for k, mixtures in exact.items():
+            best = min(mixtures, key=partial(_order_of_average, basis=basis, averages=set(exact)))
+            parents = [order[o] for o in best.parents]
+            evidence = f"leaves {best.residual:.1e} of it; the nearest parent is {best.nearest:.1e} away"
+            self._add("merge", parents, order[k], True, best.residual, evidence, weights=best.weights)
+
+    def _check_averages(
+        self,
+        order: Sequence[int],
+        exact: dict[int, list[Mixture]],
+        close: Mapping[int, Sequence[Mixture]],
+        family: _Family,
+    ) -> None:
+        """Look closely at averages of models that are stored in several bases: align their parents to what they add."""
+        tasks = [(k, m) for k, ms in close.items() if k not in exact for m in ms[:MOST_CHECKS]]
+        results = self.run([self._average_check(order, k, m, family) for k, m in tasks])
+        for (k, mixture), (weights, residual) in zip(tasks, results, strict=True):
+            if residual <= AVERAGE_MOVED * mixture.nearest:
+                exact.setdefault(k, []).append(replace(mixture, weights=weights, residual=residual))
+
+    def _average_check(self, order: Sequence[int], k: int, mixture: Mixture, family: _Family) -> AverageCheck:
+        ids = {id(family.moved_by[order[o]]): n for n, o in enumerate((k, *mixture.parents))}
+        bases = tuple(ids[id(family.moved_by[order[o]])] for o in mixture.parents)
+        own = ids[id(family.moved_by[order[k]])]
+        parents = tuple(self.sources[order[o]] for o in mixture.parents)
+        return AverageCheck(self.sources[order[k]], parents, mixture.weights, bases, own)
+
+    # -- models of several depths -----------------------------------------------------------------------------------
+
+    def _compare_depths(self, families: Sequence[_Family]) -> None:
+        """Add the edges between models that differ in their number of layers."""
+        copies = {edge.child for edge in self.edges_of("copy", "cast")}
+        for deep in families:
+            shorter = [f for f in families if self._is_shorter(f.members[0], deep.members[0])]
+            for short in shorter:
+                for found in self._in_deeper_basis(short, deep):
+                    if self.names[found.model] not in copies:
+                        self._layers_edge(found, deep, copies)
+
+    def edges_of(self, *kinds: Kind) -> list[Edge]:
+        return [edge for edge in self.edges if edge.kind in kinds]
+
+    def _is_shorter(self, i: int, j: int) -> bool:
+        if self.arch(i).sizes.n_layers >= self.arch(j).sizes.n_layers or len(self.arch(i).streams) > 1:
+            return False
+        try:
+            check_same_blocks(self.weights[j], self.weights[i])
+        except ArchitectureError:
+            return False
+        return True
+
+    def _in_deeper_basis(self, short: _Family, deep: _Family) -> Iterator[_Shortened]:
+        """The models of a shorter family that correspond to layers of a deeper one, in its basis."""
+        clusters: dict[int, list[int]] = {}
+        for i in short.members:
+            clusters.setdefault(id(short.moved_by[i]), []).append(i)
+        tasks: list[tuple[list[int], int]] = []
+        for cluster in clusters.values():
+            stored = next((x for x in deep.members if deep.moved_by[x] is None), deep.members[0])
+            found = [self._as_stored(i, stored) for i in cluster]
+            if agreement(deep.numbers[stored], found[0].numbers) >= RELATED:
+                yield from found
+                continue
+            alike, y, x = max((gram_similarity(self.sketches[y], self.sketches[x]), y, x) for y in cluster for x in deep.members)  # fmt: skip
+            if alike >= GRAM_LEAST:
+                tasks.append(([y, *(i for i in cluster if i != y)], x))
+        results = self.run([MoveTo(tuple(self.sources[i] for i in c), self.sources[x], deep.moved_by[x]) for c, x in tasks])  # fmt: skip
+        for (cluster, x), moved in zip(tasks, results, strict=True):
+            if moved is None or moved.layers is None:
+                continue
+            similar = agreement(deep.numbers[x], moved.numbers[0])
+            self._note(x, cluster[0], similar)
+            if similar >= RELATED:
+                yield from (_Shortened(i, n, moved.layers, True) for i, n in zip(cluster, moved.numbers, strict=True))
+
+    def _as_stored(self, short: int, deep: int) -> _Shortened:
+        archs = self.arch(deep), self.arch(short)
+        layers = stored_layers(self.sketches[deep], self.sketches[short], archs)
+        names = renamed(archs[1], archs[0], layers)
+        return _Shortened(short, {names[n]: x for n, x in self.sketches[short].numbers.items()}, layers, False)
+
+    def _layers_edge(self, found: _Shortened, deep: _Family, copies: set[str]) -> None:
+        """The parent of a shortened model if its numbers are those of one, otherwise its nearest relative."""
+        distances = []
+        for j in deep.members:
+            basis = Basis((deep.numbers[j], found.numbers))
+            distance = float(basis.distances[0, 1])
+            self._note(found.model, j, agreement(deep.numbers[j], found.numbers), distance)
+            if self.names[j] not in copies:
+                exact = basis.largest_difference(0, 1) <= SAME_TENSOR * self._rounding(j, found.model)
+                distances.append((distance, j, exact))
+        distance, j, exact = min(distances)
+        kept = ", ".join(map(str, found.layers))
+        if exact and distance <= self._rounding(j, found.model) and not self._repeats_layers(deep.numbers[j], j, found):
+            evidence = f"the weights of layers {kept} of {self.arch(j).sizes.n_layers}, in their order"
+            self._add("layers", [j], found.model, True, distance, evidence, layers=found.layers)
+        elif distance < 1:
+            evidence = f"like layers {kept} of {self.arch(j).sizes.n_layers}, but not equal to them"
+            self._add("relative", [j], found.model, False, distance, evidence, layers=found.layers)
+
+    def _repeats_layers(self, numbers: Numbers, deep: int, found: _Shortened) -> bool:
+        """Whether the layers that the shorter model has not are copies of those that it has: then the deeper model may
+        have been made of it."""
+        from isobasin.compare.sketch import layer_names
+
+        layers = layer_names(self.arch(deep))
+        others = [k for k in range(len(layers)) if k not in found.layers]
+
+        def alike(i: int, j: int) -> bool:
+            named = [{str(n): numbers[name] for n, name in enumerate(layers[k])} for k in (i, j)]
+            return agreement(*named) >= 1 - SAME_LEAST
+
+        return all(any(alike(other, kept) for kept in found.layers) for other in others)
+
+    # -- the forest -------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> list[int]:
+        """Add the edges of relatives: of those models that are not connected yet, the nearest ones first. The number of
+        the tree of each model, the largest tree being 0."""
+        number = {name: i for i, name in enumerate(self.names)}
+        parts = _Parts(len(self.names))
+        far = [edge for edge in self.edges if edge.kind == "relative"]
+        self.edges = [edge for edge in self.edges if edge.kind != "relative"]
+        for edge in self.edges:
+            for parent in edge.parents:
+                parts.join(number[parent], number[edge.child])
+        notes = {(number[e.parents[0]], number[e.child]): e for e in far}
+        for (i, j), distance in sorted(self.distance.items(), key=lambda item: item[1]):
+            if self.similarity[i, j] >= RELATED and parts.join(i, j):
+                edge = notes.get((i, j)) or notes.get((j, i))
+                if edge is not None:
+                    self.edges.append(edge)
+                else:
+                    evidence = "near each other modulo symmetry; weights do not show which came first"
+                    self._add("relative", [i], j, False, distance, evidence)
+        self._point_away_from_base(parts, number)
+        self._note_undecided(parts)
+        return parts.numbers()
+
+    def _point_away_from_base(self, parts: "_Parts", number: Mapping[str, int]) -> None:
+        """Replace the edges without direction in the tree of the base: what has no parent there comes from the base."""
+        if self.base is None:
+            return
+        root = number[self.base]
+        same = {edge.child: edge.parents[0] for edge in self.edges_of("copy", "cast")}
+        inside = [i for i in range(len(self.names)) if parts.find(i) == parts.find(root)]
+        self.edges = [e for e in self.edges if e.kind != "relative" or number[e.child] not in inside]
+        have_parents = {edge.child for edge in self.edges if edge.directed} | set(same)
+        for i in inside:
+            if i != root and self.names[i] not in have_parents and self.base not in (same.get(self.names[i]),):
+                distance = self.distance.get((min(i, root), max(i, root)), float("nan"))
+                evidence = f"a relative of {self.base}, which was named as the base; directly or through another model"
+                self._add("descendant", [root], i, True, distance, evidence)
+
+    def _note_undecided(self, parts: "_Parts") -> None:
+        for (i, j), similar in sorted(self.similarity.items()):
+            if UNDECIDED <= similar < RELATED and parts.find(i) != parts.find(j):
+                evidence = f"half alike (median cosine {similar:.2f}): more than unrelated models, less than relatives"
+                self._add("undecided", [i], j, False, self.distance.get((i, j), 1.0), evidence)
+
+
+def _order_of_average(mixture: Mixture, basis: Basis, averages: set[int]) -> tuple[int, float]:
+    """Parents that are no averages first; then those farthest from each other, between which all others lie."""
+    spread = sum(float(basis.distances[a, b]) for a, b in combinations(mixture.parents, 2))
+    return len(averages & set(mixture.parents)), -spread
+
+
+def _connected(items: Sequence[int], related: Callable[[int, int], bool]) -> list[list[int]]:
+    """The connected parts of a relation, in the order of their first members."""
+    parts: list[list[int]] = []
+    for item in items:
+        near = [part for part in parts if any(related(item, other) for other in part)]
+        parts = [part for part in parts if part not in near]
+        parts.append([*(other for part in near for other in part), item])
+    return sorted((sorted(part) for part in parts), key=lambda part: part[0])
+
+
+class _Parts:
+    """Disjoint sets."""
+
+    def __init__(self, n: int) -> None:
+        self._parent = list(range(n))
+
+    def find(self, i: int) -> int:
+        while self._parent[i] != i:
+            i = self._parent[i]
+        return i
+
+    def join(self, i: int, j: int) -> bool:
+        """Whether the two were in different sets."""
+        a, b = self.find(i), self.find(j)
+        self._parent[max(a, b)] = min(a, b)
+        return a != b
+
+    def numbers(self) -> list[int]:
+        """A number for the set of each item, the largest set being 0."""
+        roots = [self.find(i) for i in range(len(self._parent))]
+        order = sorted(set(roots), key=lambda root: (-roots.count(root), root))
+        return [order.index(root) for root in roots]

@@ -1,0 +1,251 @@
+"""A sketch of a model: enough of its numbers to compare it with many others, without reading it again.
+
+It holds the fingerprint, sampled numbers of every tensor, and Gram matrices of rows of the embeddings and the head,
+which no rotation of the stream changes. Models whose numbers are in one basis (as they are stored, or after one is
+moved to another) are compared by the sampled numbers: distances, mixtures and zeros are then linear algebra.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isobasin.alignment.descent import embedding_distance
+from isobasin.alignment.experts import solve_with_experts
+from isobasin.alignment.gauge import with_reference_gauge
+from isobasin.alignment.matchers import WeightMatching
+from isobasin.alignment.problem import AlignmentProblem
+from isobasin.alignment.trunk import trunk_pair
+from isobasin.arch import Architecture
+from isobasin.compare.distance import check_same_blocks, layer_similarities, pairs_by_depth, stream_maps
+from isobasin.compare.fingerprint import Fingerprint, fingerprint
+from isobasin.compare.stream_frame import fixed_bits, stream_rows
+from isobasin.errors import ArchitectureError
+from isobasin.rounding import rounding_unit
+from isobasin.symmetries import symmetry
+from isobasin.symmetries.normal_form import NormalForm
+from isobasin.symmetries.transform import Transform
+from isobasin.weights import ModelSource, Weights, load, read_part
+
+SAMPLED = 2**20  # numbers of a model, in all
+MOST, LEAST = 2**14, 2**8  # numbers of one tensor
+ROWS = 512  # of a table, in its Gram matrix
+FEWEST_ROWS = 8
+EMBEDDINGS_THRESHOLD = 0.35  # similarity of embeddings and head, below which two models are not aligned
+
+Numbers = Mapping[str, Tensor]  # sampled, by tensor
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The sampled numbers of a model and what else tells it from others. `unit` is the rounding of its coarsest type."""
+
+    numbers: Numbers
+    fingerprint: Fingerprint
+    grams: tuple[Tensor, ...]
+    unit: float
+    dtype: str
+
+    @property
+    def zero_share(self) -> float:
+        """The share of exact zeros in its matrices."""
+        matrices = list(self.numbers.values())
+        return sum(int((x == 0).sum()) for x in matrices) / max(1, sum(len(x) for x in matrices))
+
+
+@dataclass(frozen=True)
+class SketchOf:
+    """A task: the sketch of a model."""
+
+    source: ModelSource
+
+    def __call__(self) -> Sketch:
+        weights = load(self.source).resident(CPU)
+        part = read_part(weights)
+        types = [dtype for name, dtype in part.dtypes.items() if not part.arch.tensors[name].buffer]
+        widest = str(weights.dtype).removeprefix("torch.")
+        return Sketch(sampled(part), fingerprint(weights), table_grams(part), max(map(rounding_unit, types)), widest)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What an alignment found: the transform of the moving models, their numbers in the basis of the other model (under
+    its tensor names), and the layers of it that theirs correspond to."""
+
+    transform: Transform
+    numbers: tuple[Numbers, ...]
+    layers: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class MoveTo:
+    """A task: align a model to another one, and move it and the models that are stored in its basis.
+
+    `transform` moves the other model first. Of a deeper model those layers take part that correspond to the moving
+    one's. Without `always` the result is None where embeddings and heads have too little in common.
+    """
+
+    members: tuple[ModelSource, ...]  # the first is aligned
+    to: ModelSource
+    transform: Transform | None = None
+    always: bool = False
+
+    def __call__(self) -> Moved | None:
+        to, first = load(self.to).resident(CPU), load(self.members[0]).resident(CPU)
+        to = to if self.transform is None else self.transform.apply(to)
+        layers, names = None, {name: name for name in first.arch.tensors}
+        if to.arch.sizes.n_layers != first.arch.sizes.n_layers:
+            layers = kept_layers(to, first)
+            if layers is None:
+                return None
+            names = renamed(first.arch, to.arch, layers)
+            to = with_layers(first, to, names)
+        if not self.always and 1 - embedding_distance_or_none(to, first) < EMBEDDINGS_THRESHOLD:
+            return None
+        found = transform_to(first, to)
+        moved = (sampled(read_part(found.apply(load(each).resident(CPU)))) for each in self.members)
+        return Moved(found, tuple({names.get(n, n): x for n, x in each.items()} for each in moved), layers)
+
+
+def transform_to(b: Weights, a: Weights) -> Transform:
+    """What brings B next to A, in A's gauge: as `align` finds it, but without a measurement of the result."""
+    pair = trunk_pair(a, b)
+    one, two = (a, b) if pair is None else (pair.a, pair.b)
+    problem = AlignmentProblem(one, two, symmetry(two.arch), WeightMatching(), CPU)
+    elements = {name: g for part in problem.independent_parts() for name, g in solve_with_experts(part)[1].items()}
+    found = with_reference_gauge(one, two, problem.part, elements, CPU)
+    return found if pair is None else pair.of_whole(found, b)
+
+
+def embedding_distance_or_none(a: Weights, b: Weights) -> float:
+    """What the best map of the stream leaves of embeddings and head; 0 where it can not be said."""
+    try:
+        return embedding_distance(a, b, device=CPU)
+    except ArchitectureError:  # other heads, or another vocabulary
+        return 0.0
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+def sampled(model: Weights) -> dict[str, Tensor]:
+    """Numbers of every tensor with two axes or more, at fixed places that depend on its size alone."""
+    names = matrix_names(model.arch)
+    each = min(MOST, max(LEAST, SAMPLED // max(1, len(names))))
+    return {name: _at_fixed_places(model[name], each) for name in names}
+
+
+def matrix_names(arch: Architecture) -> list[str]:
+    return [n for n, pattern in arch.tensors.items() if not pattern.buffer and len(arch.shapes[n]) > 1]
+
+
+def _at_fixed_places(tensor: Tensor, most: int) -> Tensor:
+    flat = tensor.reshape(-1)
+    if len(flat) > most:
+        bits = torch.from_numpy((fixed_bits(f"sample {len(flat)}", (most,)) >> 1).astype("int64"))
+        flat = flat[bits % len(flat)]
+    return flat.to("cpu", torch.float64)
+
+
+def table_grams(model: Weights) -> tuple[Tensor, ...]:
+    """For embeddings and heads, the products of rows with each other, less their mean: no rotation changes them."""
+    form, found = NormalForm.for_comparison(model), []
+    for stream in model.arch.streams:
+        for _, rows in stream_rows(form, stream, [stream]):
+            if len(rows) >= FEWEST_ROWS:
+                some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), ROWS)).long()].to("cpu", torch.float64)
+                some = some - some.mean(0)
+                gram = some @ some.mT
+                found.append(gram[tuple(torch.triu_indices(len(gram), len(gram), 1))].to(torch.float32))
+    return tuple(found)
+
+
+def gram_similarity(a: Sketch, b: Sketch) -> float:
+    """The smallest correlation of the Gram matrices of two models; 1 where there are none to compare."""
+    pairs = [(x, y) for x, y in zip(a.grams, b.grams) if x.shape == y.shape]
+    return min((cosine(x, y) for x, y in pairs), default=1.0)
+
+
+def cosine(x: Tensor, y: Tensor) -> float:
+    return float(x @ y / (x.norm() * y.norm()).clamp_min(1e-300))
+
+
+def agreement(a: Numbers, b: Numbers) -> float:
+    """The median over the tensors that both have of the cosine between them."""
+    found = [cosine(x, b[name]) for name, x in a.items() if name in b and x.shape == b[name].shape]
+    return median(found) if found else 0.0
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def layer_names(arch: Architecture) -> list[list[str]]:
+    """The names of each layer's matrices, in the order of the architecture; names of two layers correspond."""
+    found: list[list[str]] = [[] for _ in range(arch.sizes.n_layers)]
+    for space, names in arch.blocks.items():
+        layer = arch.spaces[space].layer
+        if layer is not None:
+            found[layer] += [name for name in names if len(arch.shapes[name]) > 1]
+    return found
+
+
+def renamed(short: Architecture, deep: Architecture, layers: Sequence[int]) -> dict[str, str]:
+    """The tensors of the deeper model that those of the other one correspond to: the number of the layer is replaced."""
+    found = {}
+    for name in short.tensors:
+        parts = name.split(".")
+        k = next((k for k, part in enumerate(parts) if part.isdigit() and int(part) < len(layers)), None)
+        other = name if k is None else ".".join([*parts[:k], str(layers[int(parts[k])]), *parts[k + 1 :]])
+        found[name] = other if short.shapes[name] == deep.shapes.get(other) else name
+    return found
+
+
+def with_layers(short: Weights, deep: Weights, names: Mapping[str, str]) -> Weights:
+    """The deeper model with only the layers that correspond to the other one's, in its architecture."""
+    tensors = {name: deep[names[name]] for name in short.arch.tensors}
+    dtypes = {name: deep.dtypes[names[name]] for name in short.arch.tensors}
+    return replace(short, tensors=tensors, dtypes=dtypes, checkpoint=None, changed=frozenset(short.arch.tensors))
+
+
+def kept_layers(deep: Weights, short: Weights) -> tuple[int, ...] | None:
+    """The layers of the deeper model that correspond best to those of the other one, in their order, modulo symmetry."""
+    try:
+        check_same_blocks(deep, short)
+    except ArchitectureError:
+        return None
+    one, two = NormalForm.for_comparison(read_part(deep)), NormalForm.for_comparison(read_part(short))
+    maps, _ = stream_maps(one, two, pairs_by_depth(one, two))
+    return in_order(layer_similarities(one, two, maps).matrix)
+
+
+def stored_layers(deep: Sketch, short: Sketch, archs: tuple[Architecture, Architecture]) -> tuple[int, ...]:
+    """The same for two models in one basis, by their numbers."""
+    of_deep, of_short = (layer_names(arch) for arch in archs)
+
+    def similar(x: Sequence[str], y: Sequence[str]) -> float:
+        return median(cosine(deep.numbers[a], short.numbers[b]) for a, b in zip(x, y, strict=True))
+
+    return in_order([[similar(x, y) for y in of_short] for x in of_deep])
+
+
+def in_order(similarities: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """For every column another row, in ascending order, such that the sum of similarities is largest.
+
+    >>> in_order([[0.9, 0.1], [0.2, 0.3], [0.8, 0.7]])
+    (0, 2)
+    """
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] + [(float("-inf"), ())] * len(similarities[0])
+    for row, values in enumerate(similarities):
+        for column in range(len(values), 0, -1):
+            total, rows = best[column - 1]
+            best[column] = max(best[column], (total + values[column - 1], (*rows, row)))
+    return best[-1][1]
+
+
+def do(task: Any) -> Any:
+    """Do a task, in whatever process."""
+    return task()
