@@ -12,11 +12,9 @@ from torch import Tensor
 
 from isobasin.compare.derivation import Basis
 from isobasin.compare.sketch import CPU, sampled, transform_to
-from isobasin.rounding import rounding_unit
 from isobasin.weights import ModelSource, Weights, load
 
 SWEEPS = 6
-EXACT = 2.0  # times the rounding of the stored types: nothing is left
 SETTLED = 0.9  # of what was left before: less of a gain ends the descent
 
 
@@ -24,8 +22,7 @@ SETTLED = 0.9  # of what was left before: less of a gain ends the descent
 class AverageCheck:
     """A task: the weights of an average modulo symmetry, and what it leaves of the model, relative.
 
-    `bases` number the bases that the parents are stored in, `own` is that of the model. At first parents in the model's
-    own basis stay, and those in another one move together; then each is moved to what it adds.
+    `bases` number the bases that the parents are stored in, `own` is that of the model: a parent in it stays.
     """
 
     child: ModelSource
@@ -37,11 +34,10 @@ class AverageCheck:
     def __call__(self) -> tuple[tuple[float, ...], float]:
         child = load(self.child).resident(CPU)
         parents = [load(each).resident(CPU) for each in self.parents]
-        weights, left = self._moved_child(child, parents) if len(set(self.bases)) == 1 else (self.weights, float("inf"))
-        rounding = max(rounding_unit(dtype) for model in (child, *parents) for dtype in model.dtypes.values())
-        if left <= EXACT * rounding:
-            return weights, left
-        return min((weights, left), self._moved_parents(child, parents), key=lambda found: found[1])
+        found = self._moved_parents(child, parents)
+        if len(set(self.bases)) > 1:
+            return found
+        return min(found, self._moved_child(child, parents), key=lambda each: each[1])
 
     def _moved_child(self, child: Weights, parents: list[Weights]) -> tuple[tuple[float, ...], float]:
         """Of parents in one basis: move the model to their average, solve for the weights there, and again."""
@@ -62,6 +58,8 @@ class AverageCheck:
         weights, left = self._solved(child, moved)
         for _ in range(SWEEPS):
             for k, parent in enumerate(parents):
+                if self.bases[k] == self.own:
+                    continue
                 others = [o for o in range(len(parents)) if o != k]
                 signed = [1, *(-weights[o] for o in others)]
                 target = combined(child, [child, *(moved[o] for o in others)], signed, weights[k])

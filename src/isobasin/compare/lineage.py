@@ -47,10 +47,12 @@ GRAM_LEAST = 0.2  # correlation of embeddings and heads, below which two models 
 ANOTHER_TRY = 0.02  # how much more like a new member of a family a model must be, to be aligned again
 SAME_LEAST = 1e-5
 SAME_TENSOR = 4.0  # times the rounding: one tensor of a copy
+MOST_STEPS = 3  # between the fingerprints of a model and a scrambled copy in a narrow type
 CLEAR = 0.8  # of two candidates, the nearer one must be at most this share as far away
 AVERAGE_ROUNDING = 2.0  # times the rounding of the stored types: what is left of an average in one basis
 AVERAGE_MOVED = 0.1  # share of the distance to the nearest parent: of an average of models in several bases
 AVERAGE_SHARE = 0.35  # what may be left of such an average before it is looked at closely
+AS_GOOD = 3.0  # averages that leave at most so many times as much as the best one are as good
 MOST_CHECKS = 3  # averages of one model that are looked at closely
 
 Kind = Literal["copy", "cast", "merge", "pruned", "layers", "descendant", "relative", "undecided"]
@@ -426,7 +428,8 @@ class _Search:
         rounding = self._rounding(i, j)
         if basis.distances[k, o] > rounding or basis.largest_difference(o, k) > SAME_TENSOR * rounding:
             return False
-        return a.fingerprint.matches(b.fingerprint)
+        steps = a.fingerprint.steps(b.fingerprint)
+        return bool(steps) and max(steps) <= (MOST_STEPS if rounding > SAME_LEAST else 1)
 
     def _pruned(self, basis: Basis, order: Sequence[int], kept: Sequence[int], family: _Family) -> set[int]:
         """Add the edges of pruned models: zeros where the parent has none, and the parent's numbers elsewhere."""
@@ -478,9 +481,13 @@ class _Search:
                     break
         self._check_averages(order, exact, close, family)
         for k, mixtures in exact.items():
-            best = min(mixtures, key=partial(_order_of_average, basis=basis, averages=set(exact)))
+            least = min(mixture.residual for mixture in mixtures)
+            as_good = [m for m in mixtures if m.residual <= AS_GOOD * least + SAME_LEAST / 10]
+            best = min(as_good, key=partial(_order_of_average, basis=basis, averages=set(exact)))
             parents = [order[o] for o in best.parents]
             evidence = f"leaves {best.residual:.1e} of it; the nearest parent is {best.nearest:.1e} away"
+            if best.residual > max(SAME_LEAST, self._rounding(order[k], *parents)):
+                evidence += "; a near relative of a parent would do as well"
             self._add("merge", parents, order[k], True, best.residual, evidence, weights=best.weights)
 
     def _check_averages(
@@ -498,11 +505,23 @@ class _Search:
                 exact.setdefault(k, []).append(replace(mixture, weights=weights, residual=residual))
 
     def _average_check(self, order: Sequence[int], k: int, mixture: Mixture, family: _Family) -> AverageCheck:
-        ids = {id(family.moved_by[order[o]]): n for n, o in enumerate((k, *mixture.parents))}
-        bases = tuple(ids[id(family.moved_by[order[o]])] for o in mixture.parents)
-        own = ids[id(family.moved_by[order[k]])]
-        parents = tuple(self.sources[order[o]] for o in mixture.parents)
-        return AverageCheck(self.sources[order[k]], parents, mixture.weights, bases, own)
+        """Of copies, those take part that are stored in one basis: best the model with one of its parents."""
+        child, *parents = (self._with_copies(order[o]) for o in (k, *mixture.parents))
+
+        def shared(c: int) -> int:
+            return sum(any(_one_basis(family, c, p) for p in copies) for copies in parents)
+
+        c = max(child, key=shared)
+        chosen = [next((p for p in copies if _one_basis(family, c, p)), copies[0]) for copies in parents]
+        numbers = {id(family.moved_by[i]): i for i in (c, *chosen)}
+        bases = tuple(numbers[id(family.moved_by[p])] for p in chosen)
+        own = numbers[id(family.moved_by[c])]
+        return AverageCheck(self.sources[c], tuple(self.sources[p] for p in chosen), mixture.weights, bases, own)
+
+    def _with_copies(self, i: int) -> list[int]:
+        """A model and its copies of the same precision."""
+        children = [self.names.index(e.child) for e in self.edges_of("copy") if e.parents == (self.names[i],)]
+        return [i, *children]
 
     # -- models of several depths -----------------------------------------------------------------------------------
 
@@ -636,6 +655,11 @@ class _Search:
             if UNDECIDED <= similar < RELATED and parts.find(i) != parts.find(j):
                 evidence = f"half alike (median cosine {similar:.2f}): more than unrelated models, less than relatives"
                 self._add("undecided", [i], j, False, self.distance.get((i, j), 1.0), evidence)
+
+
+def _one_basis(family: _Family, i: int, j: int) -> bool:
+    """Whether two models are stored in one basis."""
+    return family.moved_by[i] is family.moved_by[j]
 
 
 def _order_of_average(mixture: Mixture, basis: Basis, averages: set[int]) -> tuple[int, float]:
