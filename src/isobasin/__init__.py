@@ -28,6 +28,7 @@ _PUBLIC = {
     "evaluate_path": "isobasin.path.evaluation",
     "fingerprint": "isobasin.compare.fingerprint",
     "lightning_barrier_callback": "isobasin.callback",
+    "lineage": "isobasin.compare.lineage",
     "load": "isobasin.weights",
     "load_transform": "isobasin.symmetries.transform_file",
     "merge": "isobasin.merging.merge",
@@ -40,6 +41,7 @@ _PUBLIC = {
     "save_transform": "isobasin.symmetries.transform_file",
     "scramble": "isobasin.symmetries.transform",
     "symmetry": "isobasin.symmetries.symmetry",
+    "write_lineage_page": "isobasin.report.lineage_page",
     "write_report": "isobasin.report.page",
 }
 # The types of results, the project's own model, and what fewer programs need.
@@ -50,6 +52,7 @@ _FURTHER = {
     "DistanceResult": "isobasin.compare.distance",
     "Fingerprint": "isobasin.compare.fingerprint",
     "JointAlignment": "isobasin.merging.joint_alignment",
+    "Lineage": "isobasin.compare.lineage",
     "ModelConfig": "isobasin.model",
     "Symmetry": "isobasin.symmetries.symmetry",
     "Transformer": "isobasin.model",
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
     from isobasin.compare.equivalence import equivalent as equivalent
     from isobasin.compare.fingerprint import Fingerprint as Fingerprint
     from isobasin.compare.fingerprint import fingerprint as fingerprint
+    from isobasin.compare.lineage import lineage as lineage
     from isobasin.errors import IsobasinError as IsobasinError
     from isobasin.hub import push_to_hub as push_to_hub
     from isobasin.learn.matching import LearnedMatching as LearnedMatching
@@ -96,6 +100,7 @@ if TYPE_CHECKING:
     from isobasin.report.figures import plot_path as plot_path
     from isobasin.report.figures import plot_plane as plot_plane
     from isobasin.report.figures import plot_similarity as plot_similarity
+    from isobasin.report.lineage_page import write_lineage_page as write_lineage_page
     from isobasin.report.page import write_report as write_report
     from isobasin.symmetries.check import Check as Check
     from isobasin.symmetries.check import check as check

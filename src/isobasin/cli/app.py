@@ -21,6 +21,7 @@ from isobasin.cli.distance import canonical_command, distance_command, fingerpri
 from isobasin.cli.equal import equal_command
 from isobasin.cli.help import HELP_NAMES, Command, Group, ModelCommand
 from isobasin.cli.info import check_command, families_command, info_command
+from isobasin.cli.lineage import lineage_command
 from isobasin.cli.merge import merge_command
 from isobasin.cli.output import discard_output, note
 from isobasin.cli.path import path_command, report_command
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "families": families_command,
     "equal": equal_command,
     "distance": distance_command,
+    "lineage": lineage_command,
     "canonical": canonical_command,
     "fingerprint": fingerprint_command,
 }

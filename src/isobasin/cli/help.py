@@ -32,6 +32,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "families": ("families", "families --draft path/to/model > my_family.py"),
     "equal": ("equal base suspect", "equal base suspect --save-witness witness.safetensors"),
     "distance": ("distance base suspect", "distance base suspect --plot layers.png"),
+    "lineage": ("lineage models/* -o lineage.html", "lineage base a b merged --base base --json"),
     "canonical": ("canonical model -o canonical",),
     "fingerprint": ("fingerprint base", "fingerprint base --compare suspect"),
     "study run": ("study run grid.toml -o study", "study run grid.toml -o study --engine ray"),

@@ -22,7 +22,8 @@ SETTLED = 0.9  # of what was left before: less of a gain ends the descent
 class AverageCheck:
     """A task: the weights of an average modulo symmetry, and what it leaves of the model, relative.
 
-    `bases` number the bases that the parents are stored in, `own` is that of the model: a parent in it stays.
+    `bases` number the bases that the parents are stored in, `own` is that of the model. Parents in it stay; where that
+    is all of them, each in turn is the one that stays.
     """
 
     child: ModelSource
@@ -31,13 +32,20 @@ class AverageCheck:
     bases: tuple[int, ...]
     own: int
 
+    @property
+    def scattered(self) -> bool:
+        """Whether no parent is stored in the model's basis."""
+        return self.own not in self.bases
+
     def __call__(self) -> tuple[tuple[float, ...], float]:
         child = load(self.child).resident(CPU)
         parents = [load(each).resident(CPU) for each in self.parents]
-        found = self._moved_parents(child, parents)
-        if len(set(self.bases)) > 1:
-            return found
-        return min(found, self._moved_child(child, parents), key=lambda each: each[1])
+        inside = [k for k, basis in enumerate(self.bases) if basis == self.own]
+        staying = [inside] if len(inside) < len(parents) else [[k] for k in inside]
+        found = [self._moved_parents(child, parents, stay) for stay in staying]
+        if len(set(self.bases)) == 1 and not inside:
+            found.append(self._moved_child(child, parents))
+        return min(found, key=lambda each: each[1])
 
     def _moved_child(self, child: Weights, parents: list[Weights]) -> tuple[tuple[float, ...], float]:
         """Of parents in one basis: move the model to their average, solve for the weights there, and again."""
@@ -50,15 +58,17 @@ class AverageCheck:
             weights, left = found, residual
         return weights, left
 
-    def _moved_parents(self, child: Weights, parents: list[Weights]) -> tuple[tuple[float, ...], float]:
-        """Move each parent to what it adds to the model."""
+    def _moved_parents(
+        self, child: Weights, parents: list[Weights], stay: Sequence[int]
+    ) -> tuple[tuple[float, ...], float]:
+        """Move each parent, but those that stay, to what it adds to the model."""
         moved = list(parents)
         for basis in sorted(set(self.bases) - {self.own}):
             self._move_together(basis, child, parents, moved)
         weights, left = self._solved(child, moved)
         for _ in range(SWEEPS):
             for k, parent in enumerate(parents):
-                if self.bases[k] == self.own:
+                if k in stay:
                     continue
                 others = [o for o in range(len(parents)) if o != k]
                 signed = [1, *(-weights[o] for o in others)]
@@ -113,8 +123,18 @@ class PrunedCheck:
             settled, best = left > SETTLED * best.left, Pruned(new, left)
             if settled:
                 break
-            target = changed(child, lambda name, m=moved: torch.where(child[name] == 0, m[name].to(torch.float64), child[name].to(torch.float64)))  # fmt: skip
+            target = _filled(child, moved)
         return best
+
+
+def _filled(child: Weights, parent: Weights) -> Weights:
+    """A model with the parent's numbers where its own are zero."""
+
+    def numbers(name: str) -> Tensor:
+        own = child[name].to(torch.float64)
+        return torch.where(own == 0, parent[name].to(torch.float64), own)
+
+    return changed(child, numbers)
 
 
 def aligned(model: Weights, to: Weights) -> Weights:
@@ -124,9 +144,11 @@ def aligned(model: Weights, to: Weights) -> Weights:
 
 def combined(like: Weights, models: Sequence[Weights], weights: Sequence[float], share: float) -> Weights:
     """Σ wᵢ Mᵢ / share, with the architecture and the buffers of a model."""
-    return changed(
-        like, lambda name: sum((w * m[name].to(torch.float64) for w, m in zip(weights, models)), torch.zeros(())) / share
-    )
+
+    def numbers(name: str) -> Tensor:
+        return sum((w * m[name].to(torch.float64) for w, m in zip(weights, models)), torch.zeros(())) / share
+
+    return changed(like, numbers)
 
 
 def held(model: Weights) -> Weights:
@@ -140,5 +162,3 @@ def changed(model: Weights, numbers: Callable[[str], Tensor]) -> Weights:
     tensors: Mapping[str, Tensor] = {name: numbers(name) if name in names else model[name] for name in model}
     dtypes = {name: torch.float32 if name in names else dtype for name, dtype in model.dtypes.items()}
     return replace(model, tensors=tensors, dtypes=dtypes, checkpoint=None, changed=frozenset(names))
-
-

@@ -31,6 +31,7 @@ from isobasin.compare.sketch import (
     do,
     gram_similarity,
     renamed,
+    repeats_layers,
     stored_layers,
 )
 from isobasin.display import Shown, Summary, notebook_progress
@@ -50,13 +51,29 @@ SAME_TENSOR = 4.0  # times the rounding: one tensor of a copy
 MOST_STEPS = 3  # between the fingerprints of a model and a scrambled copy in a narrow type
 CLEAR = 0.8  # of two candidates, the nearer one must be at most this share as far away
 AVERAGE_ROUNDING = 2.0  # times the rounding of the stored types: what is left of an average in one basis
-AVERAGE_MOVED = 0.1  # share of the distance to the nearest parent: of an average of models in several bases
-AVERAGE_SHARE = 0.35  # what may be left of such an average before it is looked at closely
+# Share of the distance to the nearest parent that may be left of an average: where it is stored in the basis of a
+# parent (measured: 1e-6), and where all are stored in other bases (measured: 0.06).
+AVERAGE_BESIDE = 1e-3
+AVERAGE_MOVED = 0.1
+AVERAGE_SHARE = 0.7  # what may be left of such an average before it is looked at closely
 AS_GOOD = 3.0  # averages that leave at most so many times as much as the best one are as good
 MOST_CHECKS = 3  # averages of one model that are looked at closely
 
 Kind = Literal["copy", "cast", "merge", "pruned", "layers", "descendant", "relative", "undecided"]
 Table = tuple[tuple[float | None, ...], ...]
+WORDS: Mapping[Kind, str] = {
+    "copy": "copy; which came first is not known",
+    "cast": "copy, rounded to a narrower type",
+    "pruned": "pruned",
+    "layers": "some of the layers",
+    "descendant": "comes from the base",
+    "relative": "relative; direction not known",
+    "undecided": "undecided",
+}
+
+
+SAME_NUMBERS = "the same numbers"
+SAME_MODEL = "equal fingerprints, and equal weights modulo symmetry up to rounding"
 
 
 @dataclass(frozen=True)
@@ -72,6 +89,20 @@ class Edge:
     weights: tuple[float, ...] | None = None
     layers: tuple[int, ...] | None = None  # of the parent that the child has
 
+    @property
+    def main_parent(self) -> str:
+        """The parent with the largest weight."""
+        weights = self.weights or (1.0,) * len(self.parents)
+        return self.parents[weights.index(max(weights))]
+
+    @property
+    def words(self) -> str:
+        """The relation in words."""
+        if self.weights:
+            return " + ".join(f"{w:.3g} × {p}" for w, p in zip(self.weights, self.parents))
+        kept = "" if self.layers is None else f" (layers {', '.join(map(str, self.layers))})"
+        return WORDS[self.kind] + kept
+
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "parents": list(self.parents), "child": self.child}
         found |= {"direction": "known" if self.directed else "unknown", "distance": self.distance}
@@ -85,6 +116,15 @@ class Edge:
             return f"{self.child} = {parts}"
         arrow = "→" if self.directed else "–"
         return f"{' + '.join(self.parents)} {arrow} {self.child}: {self.kind}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of an outline: a model, its depth, and the edge to the model that it stands below."""
+
+    depth: int
+    name: str
+    edge: Edge | None
 
 
 @dataclass(frozen=True)
@@ -122,6 +162,32 @@ class Lineage(Shown):
         """The edges of these kinds."""
         return tuple(edge for edge in self.edges if edge.kind in kinds)
 
+    @cached_property
+    def outline(self) -> tuple["Row", ...]:
+        """The models of all trees of two and more, each below the model that it is connected to."""
+        return tuple(row for tree in self.trees if len(tree) > 1 for row in self._rows(tree))
+
+    def _rows(self, tree: Sequence[str]) -> Iterator["Row"]:
+        """Edges with a direction lead from the parent with the largest weight to the child, others both ways."""
+        near: dict[str, list[tuple[str, Edge]]] = {name: [] for name in tree}
+        for edge in (e for e in self.edges if e.kind != "undecided" and e.child in near):
+            near[edge.main_parent].append((edge.child, edge))
+            if not edge.directed:
+                near[edge.child].append((edge.main_parent, edge))
+        children = {edge.child for edge in self.edges if edge.directed or edge.kind == "copy"}
+        seen: set[str] = set()
+
+        def below(name: str, depth: int, edge: Edge | None) -> Iterator[Row]:
+            seen.add(name)
+            yield Row(depth, name, edge)
+            for other, link in sorted(near[name], key=lambda each: each[1].distance):
+                if other not in seen:
+                    yield from below(other, depth + 1, link)
+
+        for root in sorted(tree, key=lambda n: (n != self.base, n in children, -len(near[n]))):
+            if root not in seen:
+                yield from below(root, 0, None)
+
     @property
     def trees(self) -> tuple[tuple[str, ...], ...]:
         """The names of related models, the largest group first; a model without relatives is alone."""
@@ -152,20 +218,22 @@ def lineage(
     models: Sequence[ModelSource],
     *,
     names: Sequence[str] | None = None,
-    base: str | None = None,
+    base: int | str | None = None,
     engine: str = "local",
     workers: int | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Lineage:
     """Which of these models are copies, averages, pruned, shortened or otherwise related, and which are unrelated.
 
-    `base` names the model that its relatives come from: edges without a direction then point away from it. Models given
+    `base` is the model that its relatives come from, by name or number: edges without a direction then point away
+    from it. Models given
     as folders or hub ids are read by `workers` processes (by default one for each core), or by Ray (`engine="ray"`);
     others in this process. `watch(done, of)` counts the models read and the alignments.
     """
     if len(models) < 2:
         raise IsobasinError(f"a lineage of {len(models)} models: expected at least two")
     named = _names(models, names)
+    base = named[base] if isinstance(base, int) else base
     if base is not None and base not in named:
         raise IsobasinError(f"base {base!r} is none of the models ({', '.join(named)}); name one of them")
     in_files = all(isinstance(model, str | Path) for model in models)
@@ -262,7 +330,9 @@ class _Search:
         return self.weights[i].arch
 
     def found(self) -> Lineage:
-        assert len(self.weights) == len(self.sketches)  # a model that can not be read is reported before any is compared
+        assert len(self.weights) == len(
+            self.sketches
+        )  # a model that can not be read is reported before any is compared
         families = [family for group in self._groups for family in self._families(group)]
         for family in families:
             self._read_off(family)
@@ -281,8 +351,8 @@ class _Search:
             )
             for i, source in enumerate(self.sources)
         ]
-        tables = (self._table(values, same) for values, same in ((self.similarity, 1.0), (self.distance, 0.0)))
-        return Lineage(tuple(models), tuple(self.edges), *tables, base=self.base)
+        similarity, distance = self._table(self.similarity, 1.0), self._table(self.distance, 0.0)
+        return Lineage(tuple(models), tuple(self.edges), similarity, distance, self.base)
 
     def _table(self, values: Mapping[tuple[int, int], float], same: float) -> Table:
         every = range(len(self.sources))
@@ -294,8 +364,9 @@ class _Search:
         if distance is not None:
             self.distance[key] = min(distance, self.distance.get(key, float("inf")))
 
-    def _add(self, kind: Kind, parents: Sequence[int], child: int, directed: bool, distance: float, evidence: str, **more: Any) -> None:  # fmt: skip
+    def _add(self, kind: Kind, parents: Sequence[int], child: int, distance: float, evidence: str, **more: Any) -> None:
         names = tuple(self.names[p] for p in parents)
+        directed = kind not in ("copy", "relative", "undecided")
         self.edges.append(Edge(kind, names, self.names[child], directed, distance, evidence, **more))
 
     # -- which models can be compared -------------------------------------------------------------------------------
@@ -408,18 +479,18 @@ class _Search:
         return max(SAME_LEAST, *(self.sketches[i].unit for i in models))
 
     def _copies(self, basis: Basis, order: Sequence[int]) -> list[int]:
-        """Add the edges of copies; the models that are left, one for each set of copies, by their place in the order."""
+        """Add the edges of copies; what is left, one model for each set of copies, by its place in the order."""
         kept: list[int] = []
         for k, i in enumerate(order):
-            near = sorted(((float(basis.distances[k, o]), o) for o in kept if self._same(basis, order, k, o)))
+            near = sorted((float(basis.distances[k, o]), o) for o in kept if self._same(basis, order, k, o))
             if not near or (len(near) > 1 and near[0][0] > CLEAR * near[1][0]):
                 kept.append(k)
                 continue
             distance, o = near[0]
             wider = self.sketches[i].unit > self.sketches[order[o]].unit and distance > 0
-            how = "the same numbers" if distance == 0 else "equal fingerprints, and equal weights modulo symmetry up to rounding"  # fmt: skip
+            how = SAME_NUMBERS if distance == 0 else SAME_MODEL
             evidence = f"{how}; rounded to {self.sketches[i].dtype}" if wider else how
-            self._add("cast" if wider else "copy", [order[o]], i, wider, distance, evidence)
+            self._add("cast" if wider else "copy", [order[o]], i, distance, evidence)
         return kept
 
     def _same(self, basis: Basis, order: Sequence[int], k: int, o: int) -> bool:
@@ -445,7 +516,7 @@ class _Search:
             if parents:
                 new, o = min(parents)
                 evidence = f"{new:.0%} of its numbers are zero where the parent's are not, the others are the parent's"
-                self._add("pruned", [order[o]], order[k], True, float(basis.distances[k, o]), evidence)
+                self._add("pruned", [order[o]], order[k], float(basis.distances[k, o]), evidence)
                 found.add(k)
         return found
 
@@ -471,11 +542,10 @@ class _Search:
         for k in kept:
             among = [o for o in kept if o != k]
             for mixture in basis.mixtures(k, among, AVERAGE_SHARE):
-                several_bases = len({id(family.moved_by[order[o]]) for o in (k, *mixture.parents)}) > 1
                 rounding = AVERAGE_ROUNDING * max(self.sketches[order[o]].unit for o in (k, *mixture.parents))
                 if mixture.explains(max(rounding, SAME_LEAST / 10)):
                     exact.setdefault(k, []).append(mixture)
-                elif several_bases:
+                else:
                     close.setdefault(k, []).append(mixture)
                 if k in exact and len(mixture.parents) > len(exact[k][0].parents):
                     break
@@ -488,7 +558,7 @@ class _Search:
             evidence = f"leaves {best.residual:.1e} of it; the nearest parent is {best.nearest:.1e} away"
             if best.residual > max(SAME_LEAST, self._rounding(order[k], *parents)):
                 evidence += "; a near relative of a parent would do as well"
-            self._add("merge", parents, order[k], True, best.residual, evidence, weights=best.weights)
+            self._add("merge", parents, order[k], best.residual, evidence, weights=best.weights)
 
     def _check_averages(
         self,
@@ -499,9 +569,9 @@ class _Search:
     ) -> None:
         """Look closely at averages of models that are stored in several bases: align their parents to what they add."""
         tasks = [(k, m) for k, ms in close.items() if k not in exact for m in ms[:MOST_CHECKS]]
-        results = self.run([self._average_check(order, k, m, family) for k, m in tasks])
-        for (k, mixture), (weights, residual) in zip(tasks, results, strict=True):
-            if residual <= AVERAGE_MOVED * mixture.nearest:
+        checks = [self._average_check(order, k, m, family) for k, m in tasks]
+        for (k, mixture), check, (weights, residual) in zip(tasks, checks, self.run(checks), strict=True):
+            if residual <= (AVERAGE_MOVED if check.scattered else AVERAGE_BESIDE) * mixture.nearest:
                 exact.setdefault(k, []).append(replace(mixture, weights=weights, residual=residual))
 
     def _average_check(self, order: Sequence[int], k: int, mixture: Mixture, family: _Family) -> AverageCheck:
@@ -559,10 +629,12 @@ class _Search:
             if agreement(deep.numbers[stored], found[0].numbers) >= RELATED:
                 yield from found
                 continue
-            alike, y, x = max((gram_similarity(self.sketches[y], self.sketches[x]), y, x) for y in cluster for x in deep.members)  # fmt: skip
+            pairs = [(gram_similarity(self.sketches[y], self.sketches[x]), y, x) for y in cluster for x in deep.members]
+            alike, y, x = max(pairs)
             if alike >= GRAM_LEAST:
                 tasks.append(([y, *(i for i in cluster if i != y)], x))
-        results = self.run([MoveTo(tuple(self.sources[i] for i in c), self.sources[x], deep.moved_by[x]) for c, x in tasks])  # fmt: skip
+        moves = [MoveTo(tuple(self.sources[i] for i in c), self.sources[x], deep.moved_by[x]) for c, x in tasks]
+        results = self.run(moves)
         for (cluster, x), moved in zip(tasks, results, strict=True):
             if moved is None or moved.layers is None:
                 continue
@@ -589,26 +661,13 @@ class _Search:
                 distances.append((distance, j, exact))
         distance, j, exact = min(distances)
         kept = ", ".join(map(str, found.layers))
-        if exact and distance <= self._rounding(j, found.model) and not self._repeats_layers(deep.numbers[j], j, found):
+        repeated = repeats_layers(deep.numbers[j], self.arch(j), found.layers)  # then it may be made of the shorter one
+        if exact and distance <= self._rounding(j, found.model) and not repeated:
             evidence = f"the weights of layers {kept} of {self.arch(j).sizes.n_layers}, in their order"
-            self._add("layers", [j], found.model, True, distance, evidence, layers=found.layers)
+            self._add("layers", [j], found.model, distance, evidence, layers=found.layers)
         elif distance < 1:
             evidence = f"like layers {kept} of {self.arch(j).sizes.n_layers}, but not equal to them"
-            self._add("relative", [j], found.model, False, distance, evidence, layers=found.layers)
-
-    def _repeats_layers(self, numbers: Numbers, deep: int, found: _Shortened) -> bool:
-        """Whether the layers that the shorter model has not are copies of those that it has: then the deeper model may
-        have been made of it."""
-        from isobasin.compare.sketch import layer_names
-
-        layers = layer_names(self.arch(deep))
-        others = [k for k in range(len(layers)) if k not in found.layers]
-
-        def alike(i: int, j: int) -> bool:
-            named = [{str(n): numbers[name] for n, name in enumerate(layers[k])} for k in (i, j)]
-            return agreement(*named) >= 1 - SAME_LEAST
-
-        return all(any(alike(other, kept) for kept in found.layers) for other in others)
+            self._add("relative", [j], found.model, distance, evidence, layers=found.layers)
 
     # -- the forest -------------------------------------------------------------------------------------------------
 
@@ -623,17 +682,23 @@ class _Search:
             for parent in edge.parents:
                 parts.join(number[parent], number[edge.child])
         notes = {(number[e.parents[0]], number[e.child]): e for e in far}
-        for (i, j), distance in sorted(self.distance.items(), key=lambda item: item[1]):
-            if self.similarity[i, j] >= RELATED and parts.join(i, j):
-                edge = notes.get((i, j)) or notes.get((j, i))
-                if edge is not None:
-                    self.edges.append(edge)
-                else:
-                    evidence = "near each other modulo symmetry; weights do not show which came first"
-                    self._add("relative", [i], j, False, distance, evidence)
+        copies = {number[edge.child] for edge in self.edges_of("copy", "cast")}
+        for (i, j), distance in sorted(self.distance.items(), key=self._order_of_pair):
+            if self.similarity[i, j] < RELATED or copies & {i, j} or not parts.join(i, j):
+                continue
+            known = notes.get((i, j)) or notes.get((j, i))
+            if known is None:
+                self._add("relative", [i], j, distance, "near each other; weights do not show which came first")
+            else:
+                self.edges.append(known)
         self._point_away_from_base(parts, number)
         self._note_undecided(parts)
         return parts.numbers()
+
+    def _order_of_pair(self, pair: tuple[tuple[int, int], float]) -> tuple[bool, float]:
+        """Models of one depth first: others are compared by some of their layers."""
+        (i, j), distance = pair
+        return self.arch(i).sizes.n_layers != self.arch(j).sizes.n_layers, distance
 
     def _point_away_from_base(self, parts: "_Parts", number: Mapping[str, int]) -> None:
         """Replace the edges without direction in the tree of the base: what has no parent there comes from the base."""
@@ -648,13 +713,13 @@ class _Search:
             if i != root and self.names[i] not in have_parents and self.base not in (same.get(self.names[i]),):
                 distance = self.distance.get((min(i, root), max(i, root)), float("nan"))
                 evidence = f"a relative of {self.base}, which was named as the base; directly or through another model"
-                self._add("descendant", [root], i, True, distance, evidence)
+                self._add("descendant", [root], i, distance, evidence)
 
     def _note_undecided(self, parts: "_Parts") -> None:
         for (i, j), similar in sorted(self.similarity.items()):
             if UNDECIDED <= similar < RELATED and parts.find(i) != parts.find(j):
                 evidence = f"half alike (median cosine {similar:.2f}): more than unrelated models, less than relatives"
-                self._add("undecided", [i], j, False, self.distance.get((i, j), 1.0), evidence)
+                self._add("undecided", [i], j, self.distance.get((i, j), 1.0), evidence)
 
 
 def _one_basis(family: _Family, i: int, j: int) -> bool:

@@ -34,6 +34,7 @@ SAMPLED = 2**20  # numbers of a model, in all
 MOST, LEAST = 2**14, 2**8  # numbers of one tensor
 ROWS = 512  # of a table, in its Gram matrix
 FEWEST_ROWS = 8
+SAME_LAYER = 1 - 1e-4  # cosine of two tensors of copied layers
 EMBEDDINGS_THRESHOLD = 0.35  # similarity of embeddings and head, below which two models are not aligned
 
 Numbers = Mapping[str, Tensor]  # sampled, by tensor
@@ -42,7 +43,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sketch:
-    """The sampled numbers of a model and what else tells it from others. `unit` is the rounding of its coarsest type."""
+    """What tells a model from others; `unit` is the rounding of the coarsest of its types."""
 
     numbers: Numbers
     fingerprint: Fingerprint
@@ -183,6 +184,16 @@ def agreement(a: Numbers, b: Numbers) -> float:
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
+def repeats_layers(model: Numbers, arch: Architecture, kept: Sequence[int]) -> bool:
+    """Whether every other layer is a copy of one of these."""
+    layers = layer_names(arch)
+
+    def same(i: int, j: int) -> bool:
+        return all(cosine(model[a], model[b]) > SAME_LAYER for a, b in zip(layers[i], layers[j], strict=True))
+
+    return all(any(same(i, j) for j in kept) for i in range(len(layers)) if i not in kept)
+
+
 def layer_names(arch: Architecture) -> list[list[str]]:
     """The names of each layer's matrices, in the order of the architecture; names of two layers correspond."""
     found: list[list[str]] = [[] for _ in range(arch.sizes.n_layers)]
@@ -194,7 +205,7 @@ def layer_names(arch: Architecture) -> list[list[str]]:
 
 
 def renamed(short: Architecture, deep: Architecture, layers: Sequence[int]) -> dict[str, str]:
-    """The tensors of the deeper model that those of the other one correspond to: the number of the layer is replaced."""
+    """The tensors of the deeper model that those of the other one correspond to, by their number in the name."""
     found = {}
     for name in short.tensors:
         parts = name.split(".")
@@ -212,7 +223,7 @@ def with_layers(short: Weights, deep: Weights, names: Mapping[str, str]) -> Weig
 
 
 def kept_layers(deep: Weights, short: Weights) -> tuple[int, ...] | None:
-    """The layers of the deeper model that correspond best to those of the other one, in their order, modulo symmetry."""
+    """The layers of the deeper model most similar to those of the other one modulo symmetry, in ascending order."""
     try:
         check_same_blocks(deep, short)
     except ArchitectureError:
@@ -238,7 +249,8 @@ def in_order(similarities: Sequence[Sequence[float]]) -> tuple[int, ...]:
     >>> in_order([[0.9, 0.1], [0.2, 0.3], [0.8, 0.7]])
     (0, 2)
     """
-    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] + [(float("-inf"), ())] * len(similarities[0])
+    nothing: tuple[float, tuple[int, ...]] = float("-inf"), ()
+    best = [(0.0, nothing[1]), *[nothing] * len(similarities[0])]
     for row, values in enumerate(similarities):
         for column in range(len(values), 0, -1):
             total, rows = best[column - 1]
