@@ -138,7 +138,13 @@ class Family:
         model = self.load(of)
         with torch.no_grad():
             for key, p in model.named_parameters():
-                if p.ndim == 2 and "embed" not in key and "wte" not in key and "wpe" not in key and "lm_head" not in key:
+                if (
+                    p.ndim == 2
+                    and "embed" not in key
+                    and "wte" not in key
+                    and "wpe" not in key
+                    and "lm_head" not in key
+                ):
                     least = p.abs().flatten().kthvalue(max(1, int(share * p.numel()))).values
                     p.mul_(p.abs() > least)
         return self.save(model, name)

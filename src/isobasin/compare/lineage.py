@@ -351,8 +351,19 @@ class _Search:
             )
             for i, source in enumerate(self.sources)
         ]
+        self._complete_copies()
         similarity, distance = self._table(self.similarity, 1.0), self._table(self.distance, 0.0)
         return Lineage(tuple(models), tuple(self.edges), similarity, distance, self.base)
+
+    def _complete_copies(self) -> None:
+        """What was not measured for a copy was measured for its original."""
+        originals = {self.names.index(e.child): self.names.index(e.parents[0]) for e in self.edges_of("copy", "cast")}
+        every = range(len(self.names))
+        for values in (self.similarity, self.distance):
+            for i, j in combinations(every, 2):
+                a, b = sorted((originals.get(i, i), originals.get(j, j)))
+                if (i, j) not in values and (a, b) in values:
+                    values[i, j] = values[a, b]
 
     def _table(self, values: Mapping[tuple[int, int], float], same: float) -> Table:
         every = range(len(self.sources))

@@ -1,5 +1,6 @@
 """The page of a lineage: the trees of related models, a heat map of all pairs, and the evidence of every edge."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from isobasin.report.text import Html, concat, element, short
 
 _STEP = 16.0  # width of one level of a tree
 _MOST_LEVELS = 12  # deeper models stand at the last level
+_STEPS = (0.3, 0.6, 0.9, 0.98, 0.9999)  # similarities between the colours of the heat map
 _NAME = 48  # letters of a name
 
 
@@ -53,9 +55,8 @@ def _overview(found: Lineage) -> Html:
 
 
 def _trees(found: Lineage) -> Html:
-    starts = [k for k, row in enumerate(found.outline) if row.depth == 0]
-    ends = [*starts[1:], len(found.outline)]
-    figures = [_tree(found.outline[start:end]) for start, end in zip(starts, ends)]
+    groups = [tree for tree in found.trees if len(tree) > 1]
+    figures = (_group(found, number, names) for number, names in enumerate(groups, 1))
     alone = [tree[0] for tree in found.trees if len(tree) == 1]
     names = (element("li", short(name, _NAME)) for name in alone)
     rest = element("div", element("h3", "Related to none of the others"), element("ul", *names)) if alone else None
@@ -68,20 +69,24 @@ def _trees(found: Lineage) -> Html:
     return _section("Family trees", legend, *figures, rest)
 
 
+def _group(found: Lineage, number: int, names: Sequence[str]) -> Html:
+    rows = [row for row in found.outline if row.name in names]
+    return element("div", element("h3", f"Group {number}: {len(names)} models"), _tree(rows))
+
+
 def _tree(rows: Sequence[Row]) -> Html:
-    levels = max(min(row.depth, _MOST_LEVELS) for row in rows)
-    lines = (_tree_row(rows, k, levels) for k in range(len(rows)))
+    lines = (_tree_row(rows, k) for k in range(len(rows)))
     return element("figure", *lines, class_="tree", role="group", aria_label=f"Tree of {len(rows)} models")
 
 
-def _tree_row(rows: Sequence[Row], k: int, levels: int) -> Html:
+def _tree_row(rows: Sequence[Row], k: int) -> Html:
     row = rows[k]
     depth = min(row.depth, _MOST_LEVELS)
-    rail = svg.picture(_STEP * levels, 100, f"rail rail-{levels}", *_rail(rows, k)) if levels else None
+    rail = svg.picture(_STEP * depth, 100, f"rail rail-{depth}", *_rail(rows, k)) if depth else None
     name = element("b", short(row.name, _NAME), class_="name")
     edge = row.edge
     relation = element("span", f"{edge.words} · {text.number(edge.distance, 2)}", class_="words") if edge else None
-    kind = f" {edge.kind}" if edge else " root"
+    kind = f" is-{edge.kind}" if edge else ""
     return element("div", rail, element("span", name, relation, class_=f"model level-{depth}{kind}"), class_="row")
 
 
@@ -121,7 +126,8 @@ def _heat(found: Lineage) -> Html:
         "Similarity in per cent: the median over the tensors of the cosine between two models in a common basis; 100 "
         "for copies. Pairs that can not be compared, or that embeddings and heads show to be unrelated, are empty."
     )
-    return _section("All pairs", scroll_table("Similarity of all pairs", heads, rows, "heat pairs", caption))
+    table = scroll_table("Similarity of all pairs", heads, rows, "heat pairs")
+    return _section("All pairs", element("p", caption, class_="caption"), table)
 
 
 def _in_tree_order(found: Lineage) -> list[int]:
@@ -135,7 +141,7 @@ def _cell(found: Lineage, i: int, j: int) -> Html:
     similar, distance = found.similarity[i][j], found.distance[i][j]
     if similar is None:
         return element("td", "", class_="none")
-    step = max(0, min(5, int(6 * similar)))
+    step = bisect_right(_STEPS, similar)
     names = f"{found.models[i].name}, {found.models[j].name}: similarity {similar:.4f}"
     title = names if distance is None else f"{names}, distance {distance:.2g}"
     return element("td", f"{max(0, round(100 * similar))}", class_=f"g{step}", title=title)
@@ -156,7 +162,7 @@ def _edges(found: Lineage) -> Html | None:
         for edge in found.edges
     ]
     heads = ("model", "relation", "to", "direction", "distance", "evidence")
-    return _section("Evidence", scroll_table("All relations", heads, rows, "summary edges", None))
+    return _section("Evidence", scroll_table("All relations", heads, rows, "summary edges"))
 
 
 def _models(found: Lineage) -> Html:
@@ -165,7 +171,7 @@ def _models(found: Lineage) -> Html:
         for m in found.models
     ]
     heads = ("model", "type", "layers", "parameters", "stored in", "source")
-    return _section("Models", scroll_table("Models", heads, rows, "summary sources", None))
+    return _section("Models", scroll_table("Models", heads, rows, "summary sources"))
 
 
 def _data() -> Html:

@@ -1,0 +1,372 @@
+"""Lineage of models with a known history: no edge that is wrong, and the edges that the weights show."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from compared_models import FULL, noisy, perturbed, scrambled_file, small_model, stored, with_tensors
+from lineage_models import Family
+
+import isobasin as ib
+from isobasin.cli import main
+from isobasin.compare.averages import combined
+from isobasin.compare.derivation import Basis
+from isobasin.compare.lineage import Lineage
+from isobasin.compare.sketch import in_order
+from isobasin.errors import IsobasinError
+from isobasin.report.lineage_page import render
+from isobasin.weights import Weights
+from isobasin.workers import open_workers
+
+
+@dataclass(frozen=True)
+class History:
+    """What is true of the models of one kind: the original of each copy, the parents of what has some, and the rest."""
+
+    copies: Mapping[str, str]
+    parents: Mapping[str, tuple[str, Mapping[str, float]]]
+    relatives: tuple[Sequence[str], ...]
+
+    def original(self, name: str) -> str:
+        return self.copies.get(name, name)
+
+    def check(self, found: Lineage, kind: str) -> None:
+        """No wrong edge: every edge with a direction is true, and every other one joins true relatives."""
+        groups = [{self.original(n) for n in (*names, *self._descendants(names))} for names in self.relatives]
+        for edge in found.edges:
+            child, *parents = (n.removeprefix(f"{kind}-") for n in (edge.child, *edge.parents))
+            if edge.kind in ("copy", "cast"):
+                assert self.original(child) == self.original(parents[0]), edge
+            elif edge.kind in ("relative", "undecided", "descendant"):
+                ends = {self.original(child), self.original(parents[0])}
+                assert any(ends <= group for group in groups), edge
+            else:
+                relation, weights = self.parents[self.original(child)]
+                assert relation == edge.kind, edge
+                assert {self.original(p) for p in parents} == set(weights), edge
+                for parent, weight in zip(parents, edge.weights or ()):
+                    assert abs(weights[self.original(parent)] - weight) < 0.01, edge
+
+    def check_complete(self, found: Lineage, kind: str) -> None:
+        """Every model with known parents has its edge, and every copy is one."""
+        seen = {self.original(e.child.removeprefix(f"{kind}-")): e for e in found.edges if e.directed}
+        for child, (relation, _) in self.parents.items():
+            assert child in seen, child
+            assert seen[child].kind == relation
+        copies = {e.child.removeprefix(f"{kind}-") for e in found.edges_of("copy", "cast")}
+        assert copies == set(self.copies)
+
+    def _descendants(self, names: Sequence[str]) -> list[str]:
+        found = set(names)
+        for _ in self.parents:
+            found |= {child for child, (_, parents) in self.parents.items() if set(parents) & found}
+        return sorted(found)
+
+
+SMALL = History(
+    copies={"copy": "base", "cast": "base"},
+    parents={
+        "soup": ("merge", {"long": 0.3, "base": 0.7}),
+        "pruned": ("pruned", {"long": 1.0}),
+        "short": ("layers", {"long": 1.0}),
+    },
+    relatives=(("base", "long", "light"), ("other",)),
+)
+LARGE = History(
+    copies={
+        "copy": "base",
+        "cast": "base",
+        "copycast": "base",
+        "long-copy": "long",
+        "mid-copy": "mid",
+        "soup-copy": "soup",
+        "merge-copies-copy": "merge-copies",
+        "short-copy": "short",
+    },
+    parents={
+        "soup": ("merge", {"long": 0.3, "mid": 0.7}),
+        "soup3": ("merge", {"long": 0.5, "mid": 0.3, "light": 0.2}),
+        "merge-copies": ("merge", {"long": 0.35, "mid": 0.65}),
+        "merge-others": ("merge", {"other": 0.4, "another": 0.6}),
+        "pruned": ("pruned", {"long": 1.0}),
+        "short": ("layers", {"mid": 1.0}),
+    },
+    relatives=(("base", "light", "mid", "long", "second", "run5", "run10"), ("other", "another"), ("student",)),
+)
+
+
+def make_small(kind: str, folder: Path) -> list[Path]:
+    f = Family(kind, folder, steps=40)
+    return [
+        f.base,
+        f.scrambled("copy", "base", 1),
+        f.cast("cast", "base"),
+        f.tuned("light", "base", 2, 1e-4, 1),
+        f.tuned("long", "base", 20, 2e-3, 2),
+        f.averaged("soup", {"long": 0.3, "base": 0.7}),
+        f.pruned("pruned", "long", 0.4),
+        f.shortened("short", "long", [0, 2]),
+        f.independent("other", 1),
+    ]
+
+
+def make_large(kind: str, folder: Path) -> list[Path]:
+    f = Family(kind, folder)
+    return [
+        f.base,
+        f.scrambled("copy", "base", 1),
+        f.cast("cast", "base"),
+        f.scrambled("copycast", "base", 2, "bfloat16"),
+        f.tuned("light", "base", 5, 1e-4, 1),
+        f.tuned("long", "base", 80, 1e-3, 2),
+        f.tuned("mid", "base", 40, 3e-4, 3),
+        f.tuned("second", "long", 30, 1e-3, 4),
+        f.tuned("run5", "base", 5, 1e-3, 2),
+        f.tuned("run10", "base", 10, 1e-3, 2),
+        f.scrambled("long-copy", "long", 5),
+        f.scrambled("mid-copy", "mid", 6),
+        f.averaged("soup", {"long": 0.3, "mid": 0.7}),
+        f.averaged("soup3", {"long": 0.5, "mid": 0.3, "light": 0.2}),
+        f.scrambled("soup-copy", "soup", 7),
+        f.merged("merge-copies", {"long-copy": 0.35, "mid-copy": 0.65}),
+        f.scrambled("merge-copies-copy", "merge-copies", 9),
+        f.pruned("pruned", "long", 0.4),
+        f.shortened("short", "mid", [0, 2]),
+        f.scrambled("short-copy", "short", 8),
+        f.independent("other", 1),
+        f.independent("another", 2),
+        f.distilled("student", "base", 3),
+        f.merged("merge-others", {"other": 0.4, "another": 0.6}),
+    ]
+
+
+@cache
+def small_set() -> tuple[TemporaryDirectory[str], list[Path], Lineage]:
+    """Nine models of one kind, as folders, and their lineage."""
+    folder = TemporaryDirectory(prefix="isobasin-lineage-test-")
+    paths = make_small("gpt2", Path(folder.name))
+    return folder, paths, ib.lineage(paths, workers=1)
+
+
+def test_every_edge_of_a_small_set_is_true_and_none_is_missing() -> None:
+    _, _, found = small_set()
+    SMALL.check(found, "gpt2")
+    SMALL.check_complete(found, "gpt2")
+    assert found.trees[-1] == ("gpt2-other",)
+    assert [len(tree) for tree in found.trees] == [8, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "llama-wide", "gpt2", "bert"] if FULL else [])
+def test_no_edge_is_wrong_in_a_family(kind: str, tmp_path: Path) -> None:
+    found = ib.lineage(make_large(kind, tmp_path), workers=1)
+    LARGE.check(found, kind)
+    LARGE.check_complete(found, kind)
+
+
+@pytest.mark.slow
+def test_models_of_several_architectures_in_one_call(tmp_path: Path) -> None:
+    kinds = ["llama", "llama-wide", "gpt2", "bert"] if FULL else ["bert"]
+    make = make_large if FULL else lambda kind, folder: [Family(kind, folder, steps=2).base]
+    _, gpt2, _ = small_set()
+    paths = [path for kind in kinds for path in make(kind, tmp_path)] + ([] if FULL else gpt2[:2])
+    found = ib.lineage(paths, workers=1)
+    assert len(paths) >= (30 if FULL else 3)
+    for edge in found.edges:
+        assert len({next(m.family for m in found.models if m.name == n) for n in (*edge.parents, edge.child)}) == 1
+
+
+# -- what must not be taken for something else ------------------------------------------------------------------------
+
+
+def average(models: Sequence[Weights], weights: Sequence[float]) -> Weights:
+    return stored(combined(models[0], list(models), weights, sum(weights)), torch.float32)
+
+
+def kinds_of(found: Lineage) -> set[str]:
+    return {edge.kind for edge in found.edges}
+
+
+def three() -> tuple[Weights, Weights, Weights]:
+    base = stored(small_model(n_layers=2), torch.float32)
+    return base, stored(noisy(base, 0.1, 1), torch.float32), stored(noisy(base, 0.1, 2), torch.float32)
+
+
+def test_an_average_is_found_with_its_weights_and_a_point_beside_the_line_is_not() -> None:
+    base, a, b = three()
+    found = ib.lineage([a, b, average([a, b], [0.25, 0.75])], names=["a", "b", "m"])
+    (edge,) = found.edges_of("merge")
+    assert (edge.parents, edge.child, edge.directed) == (("a", "b"), "m", True)
+    assert edge.weights == pytest.approx((0.25, 0.75), abs=1e-5)
+    beside = stored(noisy(average([a, b], [0.25, 0.75]), 3e-3, 3), torch.float32)  # as a point of a straight run may be
+    assert kinds_of(ib.lineage([a, b, beside])) == {"relative"}
+    assert kinds_of(ib.lineage([base, a, b])) == {"relative"}
+
+
+def test_an_average_of_scrambled_parents_is_found_in_a_basis_of_its_own() -> None:
+    _, a, b = three()
+    m = scrambled_file(average([a, b], [0.25, 0.75]), seed=3)
+    found = ib.lineage([scrambled_file(a, seed=4), scrambled_file(b, seed=5), m], names=["a", "b", "m"])
+    (edge,) = found.edges_of("merge")
+    assert set(edge.parents) == {"a", "b"}
+    weights = dict(zip(edge.parents, edge.weights or (), strict=True))
+    assert weights["a"] == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_parents_of_averages_are_those_that_are_none() -> None:
+    _, a, b = three()
+    inner, outer = average([a, b], [0.5, 0.5]), average([a, b], [0.2, 0.8])
+    found = ib.lineage([a, b, inner, outer], names=["a", "b", "inner", "outer"])
+    assert {edge.child: edge.parents for edge in found.edges_of("merge")} == {"inner": ("a", "b"), "outer": ("a", "b")}
+
+
+def test_a_light_fine_tune_is_no_copy_whatever_its_fingerprint() -> None:
+    base, *_ = three()
+    (name, *_) = [n for n in base if base[n].ndim == 2]
+    for light in (stored(noisy(base, 1e-4), torch.float32), perturbed(base, name, 1e-3)):
+        assert ib.fingerprint(base).matches(ib.fingerprint(light))
+        assert kinds_of(ib.lineage([base, light])) == {"relative"}
+        assert kinds_of(ib.lineage([base, scrambled_file(light)])) == {"relative"}
+
+
+def test_a_narrower_type_is_the_child_unless_the_numbers_are_the_same() -> None:
+    base, *_ = three()
+    narrow = stored(base, torch.bfloat16)
+    (edge,) = ib.lineage([narrow, base], names=["narrow", "base"]).edges
+    assert (edge.kind, edge.parents, edge.child, edge.directed) == ("cast", ("base",), "narrow", True)
+    (edge,) = ib.lineage([narrow, stored(narrow, torch.float32)]).edges
+    assert (edge.kind, edge.directed) == ("copy", False)
+
+
+def test_a_cast_of_one_of_two_models_nearer_than_its_rounding_goes_to_the_right_one() -> None:
+    base, *_ = three()
+    near = stored(noisy(base, 1.5e-3), torch.float32)
+    found = ib.lineage([base, near, stored(near, torch.bfloat16)], names=["base", "near", "narrow"])
+    assert [(e.parents, e.child) for e in found.edges_of("cast")] in ([(("near",), "narrow")], [])
+
+
+def pruned(weights: Weights, share: float) -> Weights:
+    tensors = {name: weights[name] for name in weights if weights[name].ndim == 2}
+    least = {name: t.abs().flatten().kthvalue(int(share * t.numel())).values for name, t in tensors.items()}
+    return with_tensors(weights, {name: t * (t.abs() > least[name]) for name, t in tensors.items()})
+
+
+def test_a_pruned_model_is_the_child_of_the_model_that_has_its_other_numbers() -> None:
+    base, a, _ = three()
+    less, more = pruned(a, 0.3), pruned(a, 0.6)
+    found = ib.lineage([base, a, less, more], names=["base", "a", "less", "more"])
+    assert {e.child: e.parents for e in found.edges_of("pruned")} == {"less": ("a",), "more": ("less",)}
+    other = ib.lineage([base, less], names=["base", "less"])  # its parent is not there
+    assert kinds_of(other) == {"relative"}
+
+
+def test_a_pruned_model_of_a_scrambled_parent() -> None:
+    _, a, _ = three()
+    found = ib.lineage([scrambled_file(a), pruned(a, 0.3)], names=["a", "pruned"])
+    assert kinds_of(found) <= {"pruned", "relative"}
+    assert all(edge.child == "pruned" for edge in found.edges_of("pruned"))
+
+
+def test_the_base_that_the_caller_names_gives_a_direction() -> None:
+    base, a, b = three()
+    found = ib.lineage([a, b, base], names=["a", "b", "base"], base="base")
+    assert {(e.kind, e.parents, e.child, e.directed) for e in found.edges} == {
+        ("descendant", ("base",), "a", True),
+        ("descendant", ("base",), "b", True),
+    }
+    assert all(not edge.directed for edge in ib.lineage([a, b, base]).edges)
+
+
+def test_unrelated_models_have_no_edge() -> None:
+    models = [stored(small_model(n_layers=2, d_vocab=40), torch.float32)]
+    models += [stored(scrambled_file(noisy(models[0], 30.0, seed)), torch.float32) for seed in (1, 2)]
+    assert ib.lineage(models).edges == ()
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_layers_are_matched_in_their_order() -> None:
+    assert in_order([[0.1, 0.9], [0.9, 0.1], [0.2, 0.8]]) == (1, 2)
+    assert in_order([[1.0]]) == (0,)
+
+
+def test_weights_of_an_average_add_up_to_one_and_are_not_negative() -> None:
+    rng = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(500, generator=rng, dtype=torch.float64) for _ in range(3))
+    rows = [{"t": x} for x in (0.5 * a + 0.5 * b, a, b, c, 2 * a - b)]
+    basis = Basis(tuple(rows))
+    first = next(basis.mixtures(0, [1, 2, 3], 0.1))
+    assert first.parents == (1, 2)
+    assert first.weights == pytest.approx((0.5, 0.5))
+    assert list(basis.mixtures(4, [1, 2, 3], 0.1)) == []  # beyond both parents
+    assert list(basis.mixtures(3, [0, 1, 2], 0.1)) == []
+
+
+def _squared(number: int) -> int:
+    return number**2
+
+
+@pytest.mark.slow
+def test_workers_return_results_in_the_order_of_the_tasks(tmp_path: Path) -> None:
+    with open_workers(_squared, size=2 if FULL else 1, log=tmp_path / "log") as run:
+        assert run([3, 1, 2]) == [9, 1, 4]
+
+
+def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(IsobasinError, match="expected one of local, ray"),
+        open_workers(_squared, engine="none", log=tmp_path / "log"),
+    ):
+        pass
+
+
+def test_wrong_calls_say_what_was_expected() -> None:
+    base, a, _ = three()
+    with pytest.raises(IsobasinError, match="at least two"):
+        ib.lineage([base])
+    with pytest.raises(IsobasinError, match="base 'x' is none of the models"):
+        ib.lineage([base, a], base="x")
+    with pytest.raises(IsobasinError, match="name every model once"):
+        ib.lineage(["m", "m"])
+    with pytest.raises(IsobasinError, match="1 names for 2 models"):
+        ib.lineage([base, a], names=["a"])
+
+
+# -- command and page -------------------------------------------------------------------------------------------------
+
+
+def run_command(*arguments: str, capsys: Any) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["lineage", *arguments])
+    assert stop.value.code == 0
+    return str(capsys.readouterr().out)
+
+
+def test_the_page_names_every_model_and_the_weights(tmp_path: Path) -> None:
+    _, _, found = small_set()
+    page = render(found)
+    assert all(model.name in page for model in found.models)
+    assert "0.3 × gpt2-long" in page
+    assert page.count('class="row"') == 8  # the ninth has no relatives
+    assert ib.write_lineage_page(found, tmp_path / "page.html").stat().st_size < 200_000
+    with pytest.raises(IsobasinError, match="--force"):
+        ib.write_lineage_page(found, tmp_path / "page.html")
+
+
+def test_json_has_all_that_the_result_has() -> None:
+    _, _, found = small_set()
+    facts = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert set(facts) == {"models", "edges", "trees", "similarity", "distance", "base"}
+    assert {edge["direction"] for edge in facts["edges"]} == {"known", "unknown"}
+    number = {model["name"]: i for i, model in enumerate(facts["models"])}
+    assert facts["similarity"][number["gpt2-base"]][number["gpt2-other"]] is None or (
+        facts["similarity"][number["gpt2-base"]][number["gpt2-other"]] < 0.6
+    )
+    assert "9 models in 2 groups" in repr(found)
