@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import torch
+
 from isobasin.alignment.trunk import trunk_pair
 from isobasin.arch import Architecture
 from isobasin.compare.averages import AverageCheck, PrunedCheck
@@ -44,6 +46,7 @@ from isobasin.workers import open_workers
 # most 0.42, averages of two unrelated ones and their parents at least 0.68, fine-tunes 0.93.
 RELATED = 0.6
 UNDECIDED = 0.5
+ONE_BASIS = 0.4  # the smallest of these cosines, of two models that are stored in one basis
 GRAM_LEAST = 0.2  # correlation of embeddings and heads, below which two models are not aligned
 ANOTHER_TRY = 0.02  # how much more like a new member of a family a model must be, to be aligned again
 SAME_LEAST = 1e-5
@@ -63,7 +66,7 @@ Kind = Literal["copy", "cast", "merge", "pruned", "layers", "descendant", "relat
 Table = tuple[tuple[float | None, ...], ...]
 WORDS: Mapping[Kind, str] = {
     "copy": "copy; which came first is not known",
-    "cast": "copy, rounded to a narrower type",
+    "cast": "rounded to a narrower type",
     "pruned": "pruned",
     "layers": "some of the layers",
     "descendant": "comes from the base",
@@ -425,7 +428,9 @@ class _Search:
         return any(self._alikeness(i, j) > 1 for o in others for j in clusters[o] for i in clusters[c])
 
     def _stored_alike(self, i: int, j: int) -> bool:
-        return agreement(self.sketches[i].numbers, self.sketches[j].numbers) >= RELATED
+        """Whether two models are stored in one basis: no tensor of one is turned against that of the other."""
+        a, b = self.sketches[i].numbers, self.sketches[j].numbers
+        return agreement(a, b) >= RELATED and agreement(a, b, min) >= ONE_BASIS
 
     def _seed(self, cluster: Sequence[int]) -> _Family:
         return _Family(list(cluster), {i: self.sketches[i].numbers for i in cluster}, dict.fromkeys(cluster))
@@ -482,29 +487,42 @@ class _Search:
         for a, b in combinations(range(len(order)), 2):
             similar = agreement(family.numbers[order[a]], family.numbers[order[b]])
             self._note(order[a], order[b], similar, float(basis.distances[a, b]))
-        kept = self._copies(basis, order)
+        kept = self._copies(basis, order, family)
         pruned = self._pruned(basis, order, kept, family)
         self._averages(basis, order, [k for k in kept if k not in pruned], family)
 
     def _rounding(self, *models: int) -> float:
         return max(SAME_LEAST, *(self.sketches[i].unit for i in models))
 
-    def _copies(self, basis: Basis, order: Sequence[int]) -> list[int]:
+    def _copies(self, basis: Basis, order: Sequence[int], family: _Family) -> list[int]:
         """Add the edges of copies; what is left, one model for each set of copies, by its place in the order."""
         kept: list[int] = []
         for k, i in enumerate(order):
-            near = sorted((float(basis.distances[k, o]), o) for o in kept if self._same(basis, order, k, o))
+            one_basis = {o: _one_basis(family, i, order[o]) for o in kept}
+            near = sorted(
+                (float(basis.distances[k, o]), o)
+                for o in kept
+                if (self._rounded_alike(i, order[o]) if one_basis[o] else self._same(basis, order, k, o))
+            )
             if not near or (len(near) > 1 and near[0][0] > CLEAR * near[1][0]):
                 kept.append(k)
                 continue
             distance, o = near[0]
-            wider = self.sketches[i].unit > self.sketches[order[o]].unit and distance > 0
-            how = SAME_NUMBERS if distance == 0 else SAME_MODEL
-            evidence = f"{how}; rounded to {self.sketches[i].dtype}" if wider else how
-            self._add("cast" if wider else "copy", [order[o]], i, distance, evidence)
+            if one_basis[o] and distance > 0:
+                self._add("cast", [order[o]], i, distance, f"every number is rounded to {self.sketches[i].dtype}")
+            else:
+                self._add("copy", [order[o]], i, distance, SAME_MODEL if distance else SAME_NUMBERS)
         return kept
 
+    def _rounded_alike(self, i: int, j: int) -> bool:
+        """Whether a model has exactly the numbers of another one of the same or a wider type, rounded to its own."""
+        a, b = self.sketches[i], self.sketches[j]
+        dtype = getattr(torch, a.dtype)
+        alike = all(torch.equal(x, b.numbers[n].to(dtype).to(x.dtype)) for n, x in a.numbers.items() if n in b.numbers)
+        return alike and bool(a.fingerprint.steps(b.fingerprint))
+
     def _same(self, basis: Basis, order: Sequence[int], k: int, o: int) -> bool:
+        """The same for models in different bases: up to rounding."""
         i, j = order[k], order[o]
         a, b = self.sketches[i], self.sketches[j]
         rounding = self._rounding(i, j)

@@ -5,7 +5,7 @@ which no rotation of the stream changes. Models whose numbers are in one basis (
 moved to another) are compared by the sampled numbers: distances, mixtures and zeros are then linear algebra.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -175,10 +175,10 @@ def cosine(x: Tensor, y: Tensor) -> float:
     return float(x @ y / (x.norm() * y.norm()).clamp_min(1e-300))
 
 
-def agreement(a: Numbers, b: Numbers) -> float:
-    """The median over the tensors that both have of the cosine between them."""
+def agreement(a: Numbers, b: Numbers, of: Callable[[list[float]], float] = median) -> float:
+    """The median (or what is given) over the tensors that both have of the cosine between them."""
     found = [cosine(x, b[name]) for name, x in a.items() if name in b and x.shape == b[name].shape]
-    return median(found) if found else 0.0
+    return of(found) if found else 0.0
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
