@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from compared_models import FULL, noisy, perturbed, scrambled_file, small_model, stored, with_tensors
+from compared_models import FULL, noisy, perturbed, scrambled_file, small_model, stored, tiny_model, with_tensors
 from lineage_models import Family
 
 import isobasin as ib
@@ -290,6 +290,32 @@ def test_a_pruned_model_of_a_scrambled_parent() -> None:
     found = ib.lineage([scrambled_file(a), pruned(a, 0.3)], names=["a", "pruned"])
     assert kinds_of(found) <= {"pruned", "relative"}
     assert all(edge.child == "pruned" for edge in found.edges_of("pruned"))
+
+
+def test_models_with_other_heads_are_compared_on_their_trunk() -> None:
+    models = [tiny_model(name) for name in ("bert-masked-lm-tied", "bert-classifier")]
+    same = replace(models[1], tensors={n: models[0][n] if n in models[0] else models[1][n] for n in models[1]})
+    (edge,) = ib.lineage([models[0], same]).edges
+    assert (edge.kind, edge.distance) == ("relative", 0)
+    assert "they differ in heads" in edge.evidence
+
+
+def test_layers_that_are_repeated_show_no_direction() -> None:
+    base, *_ = three()
+
+    def with_layers(layers: Sequence[int]) -> Weights:
+        deep = stored(small_model(n_layers=len(layers)), torch.float32)
+        names = {name: name for name in deep}
+        for name in deep:
+            parts = name.split(".")
+            at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
+            if at is not None:
+                names[name] = ".".join([*parts[:at], str(layers[int(parts[at])]), *parts[at + 1 :]])
+        return with_tensors(deep, {name: base[source] for name, source in names.items()})
+
+    stacked = with_layers([0, 0, 1])
+    assert [(e.kind, e.directed) for e in ib.lineage([stacked, base]).edges] == [("relative", False)]
+    assert [(e.kind, e.directed) for e in ib.lineage([base, with_layers([1])]).edges] == [("layers", True)]
 
 
 def test_the_base_that_the_caller_names_gives_a_direction() -> None:

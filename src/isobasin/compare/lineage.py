@@ -76,6 +76,8 @@ WORDS: Mapping[Kind, str] = {
 
 
 SAME_NUMBERS = "the same numbers"
+NEAR = "near each other; weights do not show which came first"
+SAME_TRUNK = "equal in what both have: they differ in heads or in the vocabulary"
 SAME_MODEL = "equal fingerprints, and equal weights modulo symmetry up to rounding"
 
 
@@ -717,12 +719,17 @@ class _Search:
                 continue
             known = notes.get((i, j)) or notes.get((j, i))
             if known is None:
-                self._add("relative", [i], j, distance, "near each other; weights do not show which came first")
+                same = distance <= self._rounding(i, j) and not self._has_same_tensors(i, j)
+                self._add("relative", [i], j, distance, SAME_TRUNK if same else NEAR)
             else:
                 self.edges.append(known)
         self._point_away_from_base(parts, number)
         self._note_undecided(parts)
         return parts.numbers()
+
+    def _has_same_tensors(self, i: int, j: int) -> bool:
+        a, b = ({name: len(x) for name, x in self.sketches[k].numbers.items()} for k in (i, j))
+        return a == b
 
     def _order_of_pair(self, pair: tuple[tuple[int, int], float]) -> tuple[bool, float]:
         """Models of one depth first: others are compared by some of their layers."""
