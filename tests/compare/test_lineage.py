@@ -102,13 +102,13 @@ LARGE = History(
 
 
 def make_small(kind: str, folder: Path) -> list[Path]:
-    f = Family(kind, folder, steps=40)
+    f = Family(kind, folder, steps=15)
     return [
         f.base,
         f.scrambled("copy", "base", 1),
         f.cast("cast", "base"),
         f.tuned("light", "base", 2, 1e-4, 1),
-        f.tuned("long", "base", 20, 2e-3, 2),
+        f.tuned("long", "base", 8, 2e-3, 2),
         f.averaged("soup", {"long": 0.3, "base": 0.7}),
         f.pruned("pruned", "long", 0.4),
         f.shortened("short", "long", [0, 2]),
