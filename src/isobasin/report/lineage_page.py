@@ -7,7 +7,7 @@ from pathlib import Path
 from isobasin.compare.lineage import Edge, Lineage, Row
 from isobasin.files import atomic_write, check_output_file
 from isobasin.report import svg, text
-from isobasin.report.page import assemble, asset, json_details, scroll_table, table_row
+from isobasin.report.layout import assemble, asset, json_details, scroll_table, table_row
 from isobasin.report.text import Html, concat, element, short
 
 _STEP = 16.0  # width of one level of a tree
