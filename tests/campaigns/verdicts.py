@@ -3,7 +3,9 @@
     python tests/campaigns/verdicts.py -o results/reliability/verdicts.json
     python tests/campaigns/verdicts.py --models types --every 20 -o results/reliability/verdicts_types.json
 
-The models are those of the nine oldest families, or (`types`) every configuration of `model_types`. The truth is measured, not assumed. On every input (random ones, ones that hit the changed row, and the witness of the
+The models are those of the nine oldest families, or (`types`) every configuration of `model_types`.
+
+The truth is measured, not assumed. On every input (random ones, ones that hit the changed row, and the witness of the
 verdict) both models run in float64. The effect is the largest difference of outputs in multiples of what perturbing
 either model by the rounding of its stored type causes. A `same` is wrong if the effect exceeds `MAX_SAME`; a
 `different` is wrong if it is below `MIN_DIFFERENT`, or if B is a copy.

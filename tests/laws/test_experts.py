@@ -244,7 +244,9 @@ def calls(action: Callable[[], object]) -> int:
 
 def described(n_experts: int) -> Architecture:
     """The architecture of a mixture with so many experts in each layer, bound to the shapes that it expects."""
-    found = FAMILIES["qwen3_moe"].architecture({**mt.weights("qwen3_moe-untied").config, "num_local_experts": n_experts})
+    found = FAMILIES["qwen3_moe"].architecture(
+        {**mt.weights("qwen3_moe-untied").config, "num_local_experts": n_experts}
+    )
     wanted = {name: p for name, p in found.tensors.items() if not p.buffer and not p.optional}
     return found.bind({name: tuple(found.size_of(axis) or 9 for axis in p.roles[0].axes) for name, p in wanted.items()})
 
