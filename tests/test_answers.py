@@ -32,12 +32,13 @@ def with_noise(weights: Weights, names: dict[str, float]) -> Weights:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model; a copy, rounded; a relative; a model that differs in two layers; an unrelated one."""
+    """A model; a copy, rounded; a relative; a distant one; a model that differs in two layers; an unrelated one."""
     place = tmp_path_factory.mktemp("answers")
     a = model(place / "a", 0)
     ib.scramble(a).apply(a).save(place / "copy")
     a.save(place / "rounded", dtype="bfloat16")
     with_noise(a, {name: 0.3 for name in a if a[name].dim() > 1}).save(place / "tuned")
+    with_noise(a, {name: 1.5 for name in a if a[name].dim() > 1}).save(place / "distant")
     with_noise(a, {"blocks.0.mlp.up.weight": 0.01, "blocks.1.attn.o.weight": 0.5}).save(place / "changed")
     model(place / "other", 1)
     return place
@@ -59,7 +60,8 @@ def answered(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) 
     [
         ("copy", "same", "the same model, up to the rounding of the stored types"),
         ("rounded", "same", "the same model"),
-        ("tuned", "related", "a fine-tune or another relative: 8 unrelated models score at most"),
+        ("tuned", "related", "a fine-tune or another close relative: 8 unrelated models score at most"),
+        ("distant", "related", "a distant relative: 8 unrelated models score at most"),
         ("other", "unrelated", "unrelated: not clearly above the scores of 8 unrelated models"),
     ],
 )
@@ -130,7 +132,7 @@ def test_merge_measures_the_average_where_data_are_given(
     assert facts["warning"] is None
     monkeypatch.setattr("isobasin.path.barrier.CONNECTED_NATS", -10.0)  # an average that is never good enough
     facts = answered(capsys, *words, "-o", tmp_path / "worse")
-    assert "the average does not work: its loss on text" in facts["warning"]
+    assert "the average is worse than the models: its loss on text" in facts["warning"]
     monkeypatch.undo()
     (tmp_path / "pixels.csv").write_text("no,labels\n")
     facts = answered(capsys, *words[:3], "--data", tmp_path / "pixels.csv", "-o", tmp_path / "more")

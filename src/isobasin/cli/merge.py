@@ -196,7 +196,7 @@ def _measured(
     if not loss <= max(losses) + CONNECTED_NATS:
         shown = ", ".join(f"{each:.4g}" for each in losses)
         found["warning"] = (
-            f"the average does not work: its loss on {task.name} is {loss:.4g}, those of the models {shown}"
+            f"the average is worse than the models: its loss on {task.name} is {loss:.4g}, theirs are {shown}"
         )
     return found
 

@@ -43,6 +43,7 @@ LARGE = 2**20  # weights of models whose unrelated models are compared in float3
 # rounding; 10 small steps of fine-tuning: 0.01.
 SAME_ROUNDING = 1.0
 SAME_LEAST = 1e-5
+CLOSE_SCORE = 0.9  # measured: fine-tunes 0.998 and more, models of two seeds trained on the same digits 0.32
 QUANTILES = (0.05, 0.5, 0.95)
 STREAM_SWEEPS = 12
 SAME_EMBEDDINGS_THRESHOLD = 0.5  # similarity of embeddings and head; above it their map of the stream is final
@@ -384,9 +385,13 @@ class DistanceResult(Shown):
     def verdict_text(self) -> str:
         """The verdict in a sentence."""
         n, largest = len(self.null.scores), f"{self.null.largest:.4f}"
+        others = f"{n} unrelated models score at most {largest}"
         texts = {
             "same": "the same model, up to the rounding of the stored types; `isobasin equal` decides",
-            "related": f"a fine-tune or another relative: {n} unrelated models score at most {largest}",
+            "related": f"a fine-tune or another close relative: {others}"
+            if self.score >= CLOSE_SCORE
+            else f"a distant relative: {others}, fine-tunes {CLOSE_SCORE} and more; long training from one start, an "
+            "average, or the same data give such scores",
             "unrelated": f"unrelated: not clearly above the scores of {n} unrelated models (at most {largest})",
             "undecided": "undecided: one unrelated model is too few to compare with; use --null-samples 8",
         }
