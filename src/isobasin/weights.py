@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -29,16 +28,14 @@ from isobasin.checkpoint import (
     output_dtype,
     with_dtype,
 )
+from isobasin.checkpoint.gguf import read_gguf
 from isobasin.display import Shown, Summary
-from isobasin.errors import CheckpointError
+from isobasin.errors import ArchitectureError, CheckpointError
 from isobasin.files import Content
 from isobasin.views import Change, ReadOnce, Tensors, View, room
 
 MEMORY = 2**29  # bytes of the host that a model may take to be read only once
 READERS = 8  # threads that read a model onto an accelerator
-
-GGUF_ARCHITECTURES = ("llama", "qwen2", "gpt2")
-GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0")
 
 
 @dataclass(frozen=True, repr=False)
@@ -369,7 +366,7 @@ def load(
     if isinstance(source, str | Path) and "+" in str(source) and not Path(source).exists():
         base, _, adapter = str(source).rpartition("+")
         return with_adapter(load(base), Adapter.open(adapter))
-    if isinstance(source, str | Path) and str(source).endswith(".gguf"):
+    if isinstance(source, str | Path) and is_gguf(source):
         return _from_gguf(Path(source))
     if isinstance(source, str | Path):
         try:
@@ -391,44 +388,18 @@ def load(
     return _weights(tensors, deepcopy(dict(config)), None)
 
 
+def is_gguf(source: str | Path) -> bool:
+    """Whether a model is given as the path of a GGUF file."""
+    return Path(source).suffix.lower() == ".gguf"
+
+
 def _from_gguf(file: Path) -> Weights:
-    """A language model from a GGUF file, whole and in float32: transformers undoes the order of rotary columns."""
+    """A language model from a GGUF file, whole and in float32."""
+    found = read_gguf(file)
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise CheckpointError(f"{file}: reading GGUF needs the package gguf: pip install 'isobasin[gguf]'") from error
-    if not file.is_file():
-        raise CheckpointError(f"{file} is not there: expected a GGUF file")
-    try:
-        reader = GGUFReader(file)
-        field_of = reader.fields.get("general.architecture")
-        kind = str(field_of.contents()) if field_of else None
-        types = sorted({tensor.tensor_type.name for tensor in reader.tensors})
-    except Exception as error:  # a damaged file can raise anything
-        raise CheckpointError(f"{file} can not be read as GGUF ({error!s:.160}): re-download it") from error
-    if kind not in GGUF_ARCHITECTURES:
-        raise CheckpointError(
-            f"{file} holds a {kind!r:.40} model, expected one of {', '.join(GGUF_ARCHITECTURES)}; for others give the "
-            "folder that it was converted from"
-        )
-    if coarse := [name for name in types if name not in GGUF_TYPES]:
-        raise CheckpointError(
-            f"{file} is quantised to {', '.join(coarse)}, which leaves too little to compare, expected "
-            f"{', '.join(GGUF_TYPES)}; give the folder that it was converted from, or a Q8_0 file"
-        )
-    try:
-        transformers = import_module("transformers")  # by name: what only reads tensors must not depend on it
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
-        )
-    except Exception as error:
-        raise CheckpointError(f"{file}: transformers can not build its model ({error!s:.160})") from error
-    how = "dequantised" if "Q8_0" in types else "widened"
-    config = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    return replace(
-        load(model, config | _class_of(model)),
-        note=f"from GGUF ({', '.join(types)}), {how} to float32; the tokenizer is not read",
-    )
+        return replace(_weights(found.tensors, found.config, None), note=found.note)
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{file}: {error}") from error
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

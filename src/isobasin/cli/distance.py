@@ -150,6 +150,7 @@ def _read_fingerprint(
 ) -> "tuple[Fingerprint, tuple[float, ...]]":
     """A fingerprint given as text, as a file that contains one, or as a model; and the errors of a model's entries."""
     from isobasin.compare.fingerprint import VERSIONS, Fingerprint, fingerprint_with_errors
+    from isobasin.weights import is_gguf
 
     if text.split(".")[0] in VERSIONS:
         return Fingerprint.read(text), ()
@@ -158,7 +159,7 @@ def _read_fingerprint(
         is_file = path.is_file()
     except OSError:
         is_file = False
-    if not is_file:
+    if not is_file or is_gguf(path):
         return fingerprint_with_errors(memory.load(text), device)
     try:
         words = path.read_text(encoding="utf-8-sig").split()  # some editors put a mark in front
