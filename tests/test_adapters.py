@@ -1,6 +1,7 @@
 """LoRA adapters: merged into a base, moved with it, aligned in GL(r) and merged with each other."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,12 @@ def test_scales_and_embeddings_are_those_of_peft(tmp_path: Path) -> None:
     scales = {found.scale(m) for m in found.modules if m.endswith("q_proj")}
     assert scales == {6 / 3**0.5}
     assert {found.scale(m) for m in found.modules if m.endswith("v_proj")} == {1 / 3**0.5}
-    down, up = torch.randn(2, tiny.VOCABULARY), torch.randn(24, 2)
+    down, up = torch.randn(3, tiny.VOCABULARY), torch.randn(24, 3)
     key = "base_model.model.model.embed_tokens.lora_embedding_"
     save_file({f"{key}A": down, f"{key}B": up}, folder / "adapter_model.safetensors")
     base, adapter = ib.load(model), Adapter.open(folder)
     whole, name = with_adapter(base, adapter), "model.embed_tokens.weight"
-    assert torch.allclose(whole[name] - base[name], (6 / 2**0.5) * (up @ down).T.double(), atol=1e-6)
+    assert torch.allclose(whole[name] - base[name], (6 / 3**0.5) * (up @ down).T.double(), atol=1e-6)
     transform = ib.scramble(base)
     moved = ib.move_adapter(transform, adapter, base)
     assert change(with_adapter(transform.apply(base), moved), whole) < 2e-5
@@ -183,7 +184,7 @@ def test_the_command_line_takes_adapters(tmp_path: Path, capsys: pytest.CaptureF
         ({"peft_type": "IA3"}, "peft_type is 'IA3', expected 'LORA'; merge it into its base with PEFT"),
         ({"use_dora": True}, "use_dora is set, which is not supported"),
         ({"lora_alpha": "big"}, "expected a number"),
-        ({"alpha_pattern": {"(a+)+b": 1}}, "more than one repetition"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, "may take for ever to match"),
     ],
 )
 def test_adapters_of_other_kinds_are_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -224,3 +225,88 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     other = adapter_folder(model, tmp_path / "v", targets=("v_proj",))
     with pytest.raises(IsobasinError, match="expected adapters of the same modules"):
         ib.merge_adapters([many[0], other])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"layer_replication": [[0, 1]]}, "layer_replication is set, which is not supported; merge it into its base"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
+        ({"target_parameters": ["mlp.experts"]}, "target_parameters is set"),
+        ({"some_new_key": True}, "some_new_key is set"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', which changes the base"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes', expected bool"),
+        ({"alpha_pattern": [1]}, r"alpha_pattern is \[1\], expected dict"),
+        ({"lora_alpha": True}, "lora_alpha is True, expected a number"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000.*, expected a number"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "lora_alpha is 'x', expected a number"),
+        ({"rank_pattern": {"q_proj": 2}}, "has factors of rank 3, adapter_config.json says 2: PEFT does not load it"),
+        ({"layers_to_transform": [1]}, r"does not choose model\.layers\.0\.self_attn\.q_proj"),
+        ({"layers_to_transform": 1, "layers_pattern": "layers"}, "does not choose"),
+        ({"layers_to_transform": [0, 1], "layers_pattern": "blocks"}, "does not choose"),
+        ({"target_modules": ["v_proj"]}, "does not choose"),
+        ({"target_modules": r".*\.(k|v)_proj"}, "does not choose"),
+        ({"target_modules": "(a+)+b"}, "may take for ever to match"),
+        ({"target_modules": "("}, "is not a pattern"),
+        ({"exclude_modules": ["q_proj"]}, "does not choose"),
+        ({"exclude_modules": r".*layers\.1.*"}, "does not choose model.layers.1"),
+    ],
+)
+def test_keys_that_change_what_an_adapter_does_are_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    settings = {"target_modules": ["q_proj"]} | config
+    folder = adapter_folder(llama(), tmp_path / "a", targets=("q_proj",), **settings)
+    with pytest.raises(CheckpointError, match=message):
+        Adapter.open(folder)
+
+
+@cache
+def llama() -> Any:
+    return tiny.case("llama-untied").build(seed=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj", "x"], "layers_to_transform": [0, 1], "layers_pattern": ["layers"]},
+        {"target_modules": r".*\.layers\.\d\.self_attn\.(q|k)_proj", "exclude_modules": ["v_proj"]},
+        {"target_modules": "all-linear", "layers_to_transform": None, "layer_replication": None, "loftq_config": {}},
+        {
+            "rank_pattern": {"q_proj": 3, "v_proj": 2},
+            "use_dora": False,
+            "lora_dropout": 0.5,
+            "init_lora_weights": "gaussian",
+        },
+    ],
+)
+def test_keys_without_effect_are_accepted(config: dict[str, Any], tmp_path: Path) -> None:
+    found = Adapter.open(adapter_folder(llama(), tmp_path / "a", targets=("q_proj",), **config))
+    assert len(found.modules) == llama().config.num_hidden_layers
+
+
+def test_an_adapter_of_scale_zero_is_moved_as_the_nothing_that_it_adds(tmp_path: Path) -> None:
+    folder = adapter_folder(llama(), tmp_path / "a", targets=("q_proj",), lora_alpha=0)
+    base = ib.load(llama())
+    moved = ib.move_adapter(ib.scramble(base), folder, base)
+    assert all(bool(tensor.isfinite().all()) for tensor in moved.tensors.values())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(with_adapter(base, moved)[name], base[name].double())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_module_says_whether_inputs_are_first_and_not_the_configuration(name: str, tmp_path: Path) -> None:
+    model = tiny.case(name).build(seed=0)
+    base = ib.load(model)
+    kinds = {key: type(module).__name__ for key, module in model.named_modules()}
+    for disk, (full, *_) in base.names.by_disk.items():
+        kind = kinds.get(disk.removesuffix(".weight"))
+        if disk.endswith(".weight") and kind in ("Linear", "Conv1D"):
+            assert base.arch.tensors[full].inputs_first == (kind == "Conv1D"), disk
+    transposed = any(kind == "Conv1D" for kind in kinds.values())
+    folders = [
+        adapter_folder(model, tmp_path / str(flag), targets=TARGETS[name], fan_in_fan_out=flag)
+        for flag in (transposed, not transposed)
+    ]
+    right, wrong = (with_adapter(base, Adapter.open(folder)) for folder in folders)
+    assert all(torch.equal(right[key], wrong[key]) for key in right)

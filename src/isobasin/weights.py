@@ -480,7 +480,9 @@ def with_adapter(weights: Weights, adapter: Adapter) -> Weights:
         def merged(tensors: Tensors) -> Tensor:
             base = tensors[name].to("cpu", torch.float64)
             try:
-                return base + adapter.factors(module).product(tuple(base.shape), adapter.transposed)
+                return base + adapter.factors(module).product(
+                    tuple(base.shape), weights.arch.tensors[name].inputs_first
+                )
             except CheckpointError as error:
                 raise CheckpointError(f"{module}: {error}; expected an adapter for this model") from error
 

@@ -63,6 +63,12 @@ class Pattern:
     def buffer(self) -> bool:
         return not self.roles
 
+    @property
+    def inputs_first(self) -> bool:
+        """Whether a matrix has its inputs on the first axis, as GPT-2: inputs move by the dual, outputs do not."""
+        axes = [[term.dual for term in axis.terms] for axis in self.roles[0].axes] if self.roles else []
+        return len(axes) == 2 and bool(axes[0]) and all(axes[0]) and not all(axes[1] or [False])
+
 
 def parse(text: str) -> Pattern:
     """Parse one pattern; anything that is not in the language is an error that shows the word."""

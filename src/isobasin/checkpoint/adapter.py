@@ -12,20 +12,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from isobasin.checkpoint.folder import find_folder, is_adapter, read_object, write_object
 from isobasin.checkpoint.header import TensorInfo, read_header
 from isobasin.checkpoint.reader import Checkpoint, PickledFiles
-from isobasin.errors import CheckpointError
+from isobasin.errors import CheckpointError, brief
 from isobasin.files import AtomicOutput, disk_errors
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _KEY = re.compile(
     r"(?:base_model\.model\.)?(.+?)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|(?:base_layer\.)?(bias))"
 )
-MAX_PATTERN = 1000  # characters
+MAX_LENGTH = 500  # characters of a pattern, and of what it is matched with
+# Keys that change nothing once an adapter is trained; those that are read are in `_READ`. Any other key must be unset.
+_NEUTRAL = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out"),
+        *("inference_mode", "loftq_config"),
+        *("lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size"),
+        *("revision", "task_type", "unsloth_fixed"),
+    }
+)
+_READ = frozenset(
+    {
+        *("alpha_pattern", "bias", "exclude_modules", "init_lora_weights", "layers_pattern"),
+        *("layers_to_transform", "lora_alpha", "peft_type", "r", "rank_pattern", "target_modules", "use_rslora"),
+    }
+)
+_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")  # others change the base, too
 _UNLOAD = "merge it into its base with PEFT (merge_and_unload) first"
 
 
@@ -42,12 +59,13 @@ class Factors:
         return len(self.down)
 
     def product(self, shape: tuple[int, ...], transposed: bool) -> Tensor:
-        """What is added to a weight of this shape; `transposed` decides where the shape leaves it open."""
+        """What is added to a weight of this shape; `transposed`: its inputs are first. The kind of the module decides
+        this, whatever `fan_in_fan_out` says, as in PEFT."""
         found = self.up.double() @ self.down.double()
-        fits, flipped = shape == tuple(found.shape), shape == tuple(found.mT.shape)
-        if not fits and not flipped:
+        found = found.mT if self.embedding or transposed else found
+        if shape != tuple(found.shape):
             raise CheckpointError(f"the adapter adds {tuple(found.shape)} to a weight of shape {tuple(shape)}")
-        return found.mT if self.embedding or not fits or (flipped and transposed) else found
+        return found
 
 
 @dataclass(frozen=True)
@@ -80,16 +98,12 @@ class Adapter:
             raise CheckpointError(f"{folder}: the adapter holds no factors")
         for module in modules:
             _check_pair(module, places, infos, folder)
+            _check_chosen(module, infos[places[module, "A"]].shape[0], config, folder)
         source = Checkpoint(folder, config, {key: infos[key] for key in places.values()}, pickles)
         tensors = _Renamed(source, {f"{module}.{side}": key for (module, side), key in places.items()})
         embeddings = frozenset(module for (module, _), key in places.items() if "lora_embedding" in key)
         biased = tuple(sorted(module for module, side in places if side == "bias"))
         return cls(config, modules, tensors, embeddings, biased, folder)
-
-    @property
-    def transposed(self) -> bool:
-        """Whether square weights have their inputs first, as the configuration says."""
-        return self.config.get("fan_in_fan_out") is True
 
     def factors(self, module: str) -> Factors:
         """B with the scale and A, in float64."""
@@ -111,7 +125,8 @@ class Adapter:
         tensors: dict[str, Tensor] = {f"{module}.bias": bias.float().contiguous() for module, bias in biases.items()}
         for module, each in found.items():
             tensors[f"{module}.A"] = each.down.float().contiguous()
-            tensors[f"{module}.B"] = (each.up / self.scale(module)).float().contiguous()
+            scale = self.scale(module)
+            tensors[f"{module}.B"] = (each.up / scale if scale else torch.zeros_like(each.up)).float().contiguous()
         config = dict(self.config) | ({"bias": "all"} if biases else {})
         modules, biased = tuple(sorted(found)), tuple(sorted(biases))
         return replace(self, config=config, modules=modules, tensors=tensors, biased=biased, path=None)
@@ -171,16 +186,38 @@ def check_adapter_output(out: Path, *, force: bool, inputs: list[Path]) -> None:
 
 
 def _check_config(config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what is no plain LoRA."""
+    """Refuse what is no plain LoRA, and every key whose effect is not known."""
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise CheckpointError(f"{folder / CONFIG}: peft_type is {kind!r:.40}, expected 'LORA'; {_UNLOAD}")
-    for key in ("use_dora", "lora_bias", "use_qalora", "alora_invocation_tokens", "arrow_config"):
-        if config.get(key):
-            raise CheckpointError(f"{folder / CONFIG}: {key} is set, which is not supported; {_UNLOAD}")
-    alpha = [config.get("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
-    if not all(isinstance(each, int | float) and math.isfinite(each) for each in alpha):
-        raise CheckpointError(f"{folder / CONFIG}: lora_alpha is {alpha[0]!r:.40}, expected a number")
+        raise CheckpointError(f"{folder / CONFIG}: peft_type is {brief(kind, 40)}, expected 'LORA'; {_UNLOAD}")
+    for key in sorted(config.keys() - _NEUTRAL - _READ):
+        if config[key]:
+            raise CheckpointError(f"{folder / CONFIG}: {key:.80} is set, which is not supported; {_UNLOAD}")
+    if config.get("init_lora_weights") not in _PLAIN_STARTS:
+        raise CheckpointError(
+            f"{folder / CONFIG}: init_lora_weights is {brief(config['init_lora_weights'], 40)}, which changes the base "
+            f"when PEFT loads the adapter, and is not supported; {_UNLOAD}"
+        )
+    _check_types(config, folder)
+    alphas = [config.get("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
+    if wrong := [each for each in alphas if not _is_number(each)]:
+        raise CheckpointError(f"{folder / CONFIG}: lora_alpha is {brief(wrong[0], 40)}, expected a number")
+
+
+def _check_types(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a value of a type that PEFT would read in another way, or not at all."""
+    types: dict[str, tuple[type, ...]] = dict.fromkeys(("alpha_pattern", "rank_pattern"), (dict,))
+    types |= dict.fromkeys(("target_modules", "exclude_modules", "layers_pattern"), (str, list))
+    types |= {"use_rslora": (bool,), "layers_to_transform": (int, list), "r": (int,), "bias": (str,)}
+    for key, expected in types.items():
+        value = config.get(key)
+        if value is not None and type(value) not in expected:
+            names = " or ".join(each.__name__ for each in expected)
+            raise CheckpointError(f"{folder / CONFIG}: {key} is {brief(value, 40)}, expected {names}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e30
 
 
 def _places(infos: Mapping[str, TensorInfo], folder: Path) -> dict[tuple[str, str], str]:
@@ -198,20 +235,74 @@ def _check_pair(
     module: str, places: Mapping[tuple[str, str], str], infos: Mapping[str, TensorInfo], folder: Path
 ) -> None:
     shapes = [infos[places[module, side]].shape if (module, side) in places else () for side in "AB"]
-    if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][1]:
+    if any(len(shape) != 2 for shape in shapes) or not shapes[0][0] == shapes[1][1] > 0:
         raise CheckpointError(
             f"{folder}: {module} has factors A {shapes[0]} and B {shapes[1]}, expected r × inputs and outputs × r"
         )
 
 
+def _check_chosen(module: str, rank: int, config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse factors that PEFT would not load: of a module that the configuration does not choose, or of another rank
+    than it says."""
+    expected = _by_pattern(config.get("rank_pattern"), module, config.get("r"))
+    if expected is not None and expected != rank:
+        raise CheckpointError(
+            f"{folder}: {module} has factors of rank {rank}, {CONFIG} says {brief(expected, 40)}: PEFT does not load "
+            "it; correct one of them"
+        )
+    if not _is_chosen(module, config):
+        raise CheckpointError(
+            f"{folder}: {CONFIG} does not choose {module} (target_modules, exclude_modules, layers_to_transform), so "
+            "PEFT ignores its factors; correct one of them"
+        )
+
+
+def _is_chosen(module: str, config: Mapping[str, Any]) -> bool:
+    """Whether PEFT puts factors beside a module: names are the ends of module names, a string is a pattern."""
+    targets, excluded = config.get("target_modules"), config.get("exclude_modules")
+    if excluded and _is_named(module, excluded):
+        return False
+    if targets is None or targets == "all-linear":
+        return True
+    if isinstance(targets, str) or module in targets:
+        return _is_named(module, targets)
+    return _is_named(module, targets) and _is_in_layers(module, config)
+
+
+def _is_named(module: str, names: str | list[Any]) -> bool:
+    if isinstance(names, str):
+        return _matches(names, module, whole=True)
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _is_in_layers(module: str, config: Mapping[str, Any]) -> bool:
+    """Whether a module is in one of the layers that the configuration restricts adapters to."""
+    wanted, patterns = config.get("layers_to_transform"), config.get("layers_pattern")
+    if wanted is None or wanted == []:
+        return True
+    names = [patterns] if isinstance(patterns, str) else patterns or []
+    places = re.finditer(r"\.([^.]*)\.(\d+)(?=\.)", module)
+    numbers = [int(place[2]) for place in places if not names or place[1] in names]
+    return bool(numbers) and numbers[-1] in (wanted if isinstance(wanted, list) else [wanted])
+
+
 def _by_pattern(patterns: object, module: str, default: Any) -> Any:
     """The value of the first pattern that ends the name of a module, as PEFT looks it up."""
     for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if len(pattern) > MAX_PATTERN or sum(map(pattern.count, "*+{")) > 1:  # some take for ever to match
-            raise CheckpointError(f"alpha_pattern: {pattern:.80} has more than one repetition; name modules instead")
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                return value
-        except re.error:
-            continue
+        if _matches(pattern, module, whole=False):
+            return value
     return default
+
+
+def _matches(pattern: str, module: str, *, whole: bool) -> bool:
+    """Whether a pattern of PEFT is that of a module: of the whole name, or of its end after a point."""
+    allowed, repeated = 3 if whole else 1, len(re.findall(r"[*+{]|(?<!\()\?", pattern))
+    if repeated > allowed or re.search(r"\)[*+{?]", pattern) or max(len(pattern), len(module)) > MAX_LENGTH:
+        raise CheckpointError(
+            f"{CONFIG}: the pattern {pattern:.80} may take for ever to match (expected at most {allowed} repetitions, "
+            "and none of a group); name modules instead"
+        )
+    try:
+        return re.fullmatch(pattern if whole else rf"(.*\.)?({pattern})", module) is not None
+    except re.error as error:
+        raise CheckpointError(f"{CONFIG}: {pattern:.80} is not a pattern ({error}); name modules instead") from error

@@ -46,7 +46,7 @@ def move_adapter(transform: Transform, adapter: Adapter | str | Path, base: Mode
     for module in given.modules:
         old, name = given.factors(module), names[f"{module}.weight"]
         added = (after[name].double() - before[name].double()).cpu()
-        added = added.mT if _is_flipped(old, added, given.transposed) else added
+        added = added.mT if old.embedding or weights.arch.tensors[name].inputs_first else added
         moved[module] = _factorised(added, old, sizes[module], module)
     biases = _moved_biases(before, after, names, max(sizes.values()))
     return given.with_config({"base_model_name_or_path": None}).with_factors(moved, biases)
@@ -84,12 +84,6 @@ def _key_of(name: str, names: Mapping[str, str]) -> str | None:
     pattern, key = next(iter(known.items()))
     prefix = pattern.removesuffix(key)
     return name.removeprefix(prefix) if pattern.endswith(key) and name.startswith(prefix) else None
-
-
-def _is_flipped(factors: Factors, added: Tensor, transposed: bool) -> bool:
-    """Whether a weight has its inputs first."""
-    shape = (len(factors.up), factors.down.shape[1])
-    return factors.embedding or tuple(added.shape) != shape or (transposed and shape[0] == shape[1])
 
 
 def _factorised(added: Tensor, old: Factors, size: float, module: str) -> Factors:
