@@ -299,9 +299,20 @@ def test_invert_and_apply_do_not_overwrite(here: Path, capsys: pytest.CaptureFix
     )
     check_refused(["invert", "t", "-o", "letters", "--force"], r"letters: a folder, expected", capsys)
     check_refused(["apply", "t", "llama", "-o", "moved"], r"/moved exists and is not empty", capsys)
+    check_refused(["invert", "t", "-o", "t", "--force"], r"t: is the input t; choose another name", capsys)
+    other = "other/model.safetensors"
+    words = ["invert", "t", "-o", other, "--force"]
+    shutil.copytree("llama", "other")
+    kept = (here / other).read_bytes()
+    check_refused(words, r"model\.safetensors: not a transform of isobasin, so it is not replaced", capsys)
+    check_refused(["equal", "llama", "moved", "--save-transform", other, "--force"], "not a transform of", capsys)
+    check_refused(["equal", "llama", "moved", "--save-witness", other, "--force"], "not a witness of", capsys)
+    assert (here / other).read_bytes() == kept
+    shutil.rmtree("other")
     assert everything(here) == before
-    assert run(["invert", "t", "-o", "t", "--force"]) == 0
-    assert (here / "t").read_bytes() != before["t"]
+    shutil.copy("t", "t2")
+    assert run(["invert", "t", "-o", "t2", "--force"]) == 0
+    assert (here / "t2").read_bytes() != before["t"]
 
 
 def test_a_folder_that_may_not_be_read(

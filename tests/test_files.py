@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, get_args
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from isobasin import files
 from isobasin.errors import IsobasinError, TransformError
 from isobasin.files import (
     AtomicOutput,
+    FileKind,
     NullResumeStore,
     ResumeFile,
     atomic_write,
@@ -425,20 +426,38 @@ def test_caches_that_do_not_write(tmp_path: Path) -> None:
     assert nothing.find("a") is None
 
 
+def safetensors(metadata: dict[str, str]) -> bytes:
+    header = json.dumps({"__metadata__": metadata}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
 def test_force_replaces_files_of_the_same_kind_only(tmp_path: Path) -> None:
-    script, result, page, tensors = (tmp_path / name for name in ("run.py", "p.json", "r.html", "t.safetensors"))
-    script.write_text("print()")
-    result.write_text('{"lambdas": []}')
-    page.write_text("<!DOCTYPE html>")
-    tensors.write_bytes((2).to_bytes(8, "little") + b"{}")
-    kinds: dict[str, Path] = {"JSON": result, "HTML": page, "safetensors": tensors}
-    for kind, own in kinds.items():
-        check_output_file(own, force=True, kind=kind)  # type: ignore[arg-type]
-        for other in {script, *kinds.values()} - {own}:
-            with pytest.raises(IsobasinError, match=f"not a {kind} file, so it is not replaced"):
-                check_output_file(other, force=True, kind=kind)  # type: ignore[arg-type]
+    contents: dict[str, bytes] = {
+        "run.py": b"print()",
+        "other.json": b'{"lambdas": []}',
+        "other.html": b"<!DOCTYPE html><p>mine</p>",
+        "model.safetensors": safetensors({"format": "pt"}),
+        "none.safetensors": (2).to_bytes(8, "little") + b"{}",
+        "transform": safetensors({"isobasin-transform": "{}"}),
+        "witness": safetensors({"isobasin-witness": "1"}),
+        "path result": b'{\n "kind": "isobasin.path", "schema": 1}',
+        "page": b'<!doctype html>\n<p class="brand">isobasin</p>',
+        "figure": b"\x89PNG\r\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "empty").write_bytes(b"")
+    kinds = get_args(FileKind)
+    assert set(kinds) < set(contents)
+    for kind in kinds:
+        for own in (kind, "empty"):
+            check_output_file(tmp_path / own, force=True, kind=kind)
+        for other in contents.keys() - {kind}:
+            with pytest.raises(IsobasinError, match=f"not a {kind} of isobasin, so it is not replaced"):
+                check_output_file(tmp_path / other, force=True, kind=kind)
+    result = tmp_path / "path result"
     with pytest.raises(IsobasinError, match="is the input"):
-        check_output_file(result, force=True, kind="JSON", inputs=[tmp_path / "." / "p.json"])
+        check_output_file(result, force=True, kind="path result", inputs=[tmp_path / "." / "path result"])
     (tmp_path / "linked.json").hardlink_to(result)
     with pytest.raises(IsobasinError, match="is the input"):
-        check_output_file(tmp_path / "linked.json", force=True, kind="JSON", inputs=[result])
+        check_output_file(tmp_path / "linked.json", force=True, kind="path result", inputs=[result])

@@ -356,12 +356,15 @@ def _read_marker(handle: int) -> dict[str, Any] | None:
 # -- checks ----------------------------------------------------------------------------------------------------------
 
 
-FileKind = Literal["JSON", "HTML", "safetensors"]
-# What the files that we write begin with: an offset, and the bytes there.
-_BEGINNINGS: dict[FileKind, tuple[int, bytes]] = {
-    "JSON": (0, b"{"),
-    "HTML": (0, b"<!doctype html"),
-    "safetensors": (8, b"{"),
+FileKind = Literal["transform", "witness", "path result", "page", "figure"]
+# The entry in a safetensors header that says what we wrote.
+SAFETENSORS_MARKS: dict[FileKind, str] = {"transform": "isobasin-transform", "witness": "isobasin-witness"}
+_MAX_HEADER = 100_000_000  # bytes, as in the safetensors library
+# What the other files that we write have in their first bytes.
+_BEGINNINGS: dict[FileKind, tuple[int, re.Pattern[bytes]]] = {
+    "path result": (100, re.compile(rb'\{\s*"kind":\s*"isobasin\.path"')),
+    "page": (2**20, re.compile(rb'(?is)<!doctype html.*<p class="brand">isobasin</p>')),
+    "figure": (100, re.compile(rb"\x89PNG|%PDF|<\?xml|<svg")),
 }
 
 
@@ -384,8 +387,6 @@ def check_output_file(
         raise error(f"{path}: a device or pipe, expected the name of a file to write")
     if path.exists() and not force:
         raise error(f"{path}: already there; choose another name, or use --force to replace it")
-    if path.exists() and kind is not None and not _is_of_kind(path, kind):
-        raise error(f"{path}: not a {kind} file, so it is not replaced; choose another name, or delete it first")
     if not path.parent.is_dir():
         raise error(f"{path.parent}: no such folder for {what or path.name}; create it first")
     for folder in inputs:
@@ -393,14 +394,27 @@ def check_output_file(
             raise error(f"{path}: is the input {folder}; choose another name")
         if path.resolve().is_relative_to(folder.resolve()):
             raise error(f"{path}: lies inside the input {folder}; choose a place beside it")
+    if path.exists() and kind is not None and not _is_of_kind(path, kind):
+        raise error(f"{path}: not a {kind} of isobasin, so it is not replaced; choose another name, or delete it first")
 
 
 def _is_of_kind(path: Path, kind: FileKind) -> bool:
-    """Whether a file begins as files of this kind do; an empty one is of any kind."""
-    offset, beginning = _BEGINNINGS[kind]
+    """Whether a file is what we write as this kind; an empty one is of any kind."""
     with path.open("rb") as stream:
-        start = stream.read(offset + len(beginning))
-    return not start or start[offset:].lower() == beginning
+        if kind in SAFETENSORS_MARKS:
+            return path.stat().st_size == 0 or SAFETENSORS_MARKS[kind] in _safetensors_metadata(stream)
+        size, beginning = _BEGINNINGS[kind]
+        start = stream.read(size)
+    return not start or beginning.match(start) is not None
+
+
+def _safetensors_metadata(stream: IO[bytes]) -> dict[str, Any]:
+    """The metadata of a safetensors file; empty if it is none."""
+    try:
+        header = json.loads(stream.read(min(int.from_bytes(stream.read(8), "little"), _MAX_HEADER)))
+        return dict(header["__metadata__"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------

@@ -167,11 +167,13 @@ def test_wrong_flags_are_one_line(
 
 def test_wrong_places_and_models_are_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(place / "wide", 0, d_model=32)
-    (place / "taken.json").write_text("{}")
+    (place / "taken.json").write_text('{"kind": "isobasin.path"}')
+    (place / "other.json").write_text("{}")
     for arguments, message in (
         (words(place, models="a"), "1 models given, expected two or three"),
         ([*words(place, models="a"), str(place / "wide")], "only models of the same architecture"),
         (words(place, out="taken.json"), "already there; choose another name, or use --force to replace it"),
+        (words(place, "--force", out="other.json"), "not a path result of isobasin, so it is not replaced"),
         (words(place, out="nowhere/path.json"), "no such folder for path.json; create it first"),
         (words(place, out="a/path.json"), "lies inside the input"),
         (words(place, out="b"), "a folder, expected the name of a file"),
@@ -180,6 +182,7 @@ def test_wrong_places_and_models_are_one_line(place: Path, capsys: pytest.Captur
         said = capsys.readouterr().err
         assert message in said
         assert said.count("\n") == 1
-    assert (place / "taken.json").read_text() == "{}"
+    assert (place / "taken.json").read_text() == '{"kind": "isobasin.path"}'
+    assert (place / "other.json").read_text() == "{}"
     assert run(words(place, "--force", out="taken.json")) == 0
     assert read(place, "taken.json")["kind"] == "isobasin.path"

@@ -106,7 +106,7 @@ def invert_command(
     """Write the inverse of a saved transform."""
     from isobasin.symmetries.transform_file import load_transform, save_transform
 
-    save_transform(load_transform(transform).inverse(), output, force=force)
+    save_transform(load_transform(transform).inverse(), output, force=force, inputs=[transform])
     emit({"output": str(output)}, [f"{output}: the inverse transform"], json)
 
 

@@ -47,9 +47,10 @@ def equal_command(
     with measured_cost() as cost:
         models = memory.load(a), memory.load(b)
         folders = tuple(model.path for model in models if model.path)
-        for file in (save_transform, save_witness):
-            if file:
-                check_output_file(file, force=force, kind="safetensors", inputs=folders)
+        if save_transform:
+            check_output_file(save_transform, force=force, kind="transform", inputs=folders)
+        if save_witness:
+            check_output_file(save_witness, force=force, kind="witness", inputs=folders)
         watch = None if show.silent else note
         found = equivalent(*models, precision=precision, seed=seed, device=device.find(), watch=watch)
     files = _write_evidence(found, save_transform, save_witness, force)
@@ -65,7 +66,7 @@ def _write_evidence(found: "Verdict", transform: Path | None, witness: Path | No
     """Write the files that were asked for and that this verdict has."""
     from safetensors.torch import save
 
-    from isobasin.files import atomic_write
+    from isobasin.files import SAFETENSORS_MARKS, atomic_write
     from isobasin.symmetries.transform_file import save_transform
 
     written = {}
@@ -74,7 +75,8 @@ def _write_evidence(found: "Verdict", transform: Path | None, witness: Path | No
         written["transform"] = str(transform)
     if witness and found.witness:
         tensors = {**found.witness.inputs, "output_a": found.witness.a, "output_b": found.witness.b}
-        atomic_write(witness, save({key: t.contiguous() for key, t in tensors.items()}))
+        metadata = {SAFETENSORS_MARKS["witness"]: "1"}
+        atomic_write(witness, save({key: t.contiguous() for key, t in tensors.items()}, metadata))
         written["witness_file"] = str(witness)
     return written
 

@@ -124,10 +124,10 @@ def check_outputs(save: SaveOptions, inputs: Sequence[Path], transform: Path | N
 def _check_transform_path(path: Path, save: SaveOptions, inputs: Sequence[Path]) -> None:
     """Refuse a transform file that exists, or that would lie inside an input or inside the output folder."""
     what: dict[str, Any] = {"what": "the transform file", "error": TransformError}
-    check_output_file(path, force=save.force, kind="safetensors", inputs=[f for f in inputs if f.is_file()], **what)
-    for folder in (save.output, *inputs):
+    for folder in (save.output, *(each for each in inputs if not each.is_file())):
         if path.resolve().is_relative_to(folder.resolve()):
             raise TransformError(f"--save-transform {path}: lies inside {folder}; choose a place beside it")
+    check_output_file(path, force=save.force, kind="transform", inputs=[f for f in inputs if f.is_file()], **what)
 
 
 def existing(*sources: str | Path | None) -> list[Path]:

@@ -96,7 +96,9 @@ def path_command(
     for other in list(loaded.values())[1:]:
         check_comparable(loaded["A"], other)  # before anything is read
     read = existing(measured.data, align_data, learn_data)
-    check_output_file(output, force=force, kind="JSON", inputs=[*(m.path for m in loaded.values() if m.path), *read])
+    check_output_file(
+        output, force=force, kind="path result", inputs=[*(m.path for m in loaded.values() if m.path), *read]
+    )
     task = reading.open(measured.data, list(loaded.values()), seed=seed, split="test")
     learned_from: list[str] = []
     if setup and setup.learning:
@@ -233,7 +235,7 @@ def report_command(
     from isobasin.report import read_result, verdict, write_report
 
     results = [read_result(path) for path in paths]
-    check_output_file(output, force=force, kind="HTML", inputs=paths)
+    check_output_file(output, force=force, kind="page", inputs=paths)
     written = write_report(results, output, force=force)
     pairs = [
         {"file": str(path), "pair": pair.key, "verdict": found.state, "sentence": found.sentence}

@@ -91,7 +91,7 @@ def new_figure(paths: Sequence[Path], size: Size, draw: Draw, *, dpi: int = 200)
     for path in paths:
         if path.suffix.lower() not in SUFFIXES:
             raise IsobasinError(f"{path}: no kind of picture is known by {path.suffix!r}, expected .png, .svg or .pdf")
-        check_output_file(path, force=True)
+        check_output_file(path, force=True, kind="figure")
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)

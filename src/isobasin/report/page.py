@@ -58,7 +58,7 @@ def write_report(results: Sequence[Source], out: str | Path, *, force: bool = Fa
     """Write the page for one or more results of `isobasin path`; the write is atomic."""
     path = Path(out)
     inputs = [Path(source) for source in results if isinstance(source, str | Path)]
-    check_output_file(path, force=force, kind="HTML", inputs=inputs)
+    check_output_file(path, force=force, kind="page", inputs=inputs)
     page = render([read_result(source) for source in results]).encode("utf-8")
     if len(page) > MAX_BYTES:
         raise IsobasinError(

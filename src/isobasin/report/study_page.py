@@ -81,7 +81,7 @@ def write_study_report(folder: Path, output: Path | None = None, *, watch: Watch
     folder = Path(folder)
     place = folder / PAGE if output is None else Path(output)
     study = read_study(folder)
-    check_output_file(place, force=True)
+    check_output_file(place, force=True, kind="page")
     names = {path.name for path in write_figures(study, folder / FIGURES, watch)}
     for name in _old_figures(folder) - names:
         (folder / FIGURES / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Transforms on disk: one safetensors file, with the architecture it is for in its metadata."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,21 +13,22 @@ from torch import Tensor
 from isobasin.arch import HeadSpace, Space
 from isobasin.arch.architecture import Kind
 from isobasin.errors import TransformError
-from isobasin.files import atomic_write, check_output_file
+from isobasin.files import SAFETENSORS_MARKS, atomic_write, check_output_file
 from isobasin.symmetries.symmetry import group_of
 from isobasin.symmetries.transform import Transform, Value
 
-FORMAT = "isobasin-transform"
+FORMAT = SAFETENSORS_MARKS["transform"]
 VERSION = "1"
 MAX_CONDITION = 1e6  # as of GL: beyond it float32 could not carry the element
 _RANKS = {"index": 1, "scale": 1, "kv": 1, "queries": 2, "matrix": 2, "u": 1}
 _ORDERS = ("index", "kv", "queries")
 
 
-def save_transform(transform: Transform, path: str | Path, *, force: bool = False) -> None:
-    """Write the file whole or not at all; an existing one only with `force`."""
-    path = Path(path)
-    check_output_file(path, force=force, kind="safetensors", what="the transform file", error=TransformError)
+def save_transform(transform: Transform, path: str | Path, *, force: bool = False, inputs: Sequence[Path] = ()) -> None:
+    """Write the file whole or not at all; an existing one only with `force`, if it is a transform, and none of the
+    `inputs`."""
+    path, what = Path(path), "the transform file"
+    check_output_file(path, force=force, kind="transform", inputs=inputs, what=what, error=TransformError)
     atomic_write(path, encode_transform(transform), error=TransformError)
 
 
