@@ -328,6 +328,8 @@ def test_a_tied_copy_that_differs_is_an_error(tmp_path: Path) -> None:
     [
         ({"weights": [1]}, "1 weights for 2 models"),
         ({"weights": [1, -1]}, "add up to 0"),
+        ({"weights": [0, 0], "normalize": False}, "add up to 0"),
+        ({"weights": [1, -1], "normalize": False}, "add up to 0"),
         ({"weights": [1, float("nan")]}, "expected an ordinary finite number"),
         ({"method": "ties"}, "'ties' is not one of linear, slerp; for others align first .*, then mergekit"),
         ({"method": "linear", "t": 0.5}, "t belongs to slerp"),

@@ -1,10 +1,13 @@
 """The library as people write it: what its functions take, what they do by default, and how results are shown."""
 
+import inspect
 import json
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +112,67 @@ def test_what_is_loaded_does_not_change_with_the_model() -> None:
     for key, weights in sources.items():
         assert str(ib.fingerprint(weights)) == before[key], key
     assert str(ib.fingerprint(model)) != before["model"], "the model itself did change"
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    r"align: matcher is 'weights', expected Matcher or None": lambda a: ib.align(a, to=a, matcher="weights"),  # type: ignore[arg-type]
+    r"align: to is 3, expected Weights or str or Path or Mapping or Pretrained": lambda a: ib.align(a, to=3),  # type: ignore[arg-type]
+    r"align: device is 'xx', expected a device of this machine": lambda a: ib.align(a, to=a, device="xx"),
+    r"align: device is 'meta', which holds no numbers": lambda a: ib.align(a, to=a, device="meta"),
+    r"0 workers: expected at least 1": lambda a: ib.align(a, to=a, workers=0),
+    r"scramble: seed is 1\.5, expected int": lambda a: ib.scramble(a, seed=1.5),  # type: ignore[arg-type]
+    r"scramble: seed is 1180591620717411303424, expected int": lambda a: ib.scramble(a, seed=2**70),
+    r"scramble: seed is True, expected int": lambda a: ib.scramble(a, seed=True),
+    r"merge: matcher is 'weights', expected Matcher or None": lambda a: ib.merge([a, a], matcher="weights"),  # type: ignore[arg-type]
+    r"merge: weights is \['a', 1\], expected Sequence of float or None": lambda a: ib.merge([a, a], weights=["a", 1]),  # type: ignore[list-item]
+    r"merge: t is 'x', expected float or None": lambda a: ib.merge([a, a], t="x"),  # type: ignore[arg-type]
+    r"merge: models is 'ab', expected Sequence of": lambda a: ib.merge("ab"),
+    r"distance: null_samples is 'x', expected int": lambda a: ib.distance(a, a, null_samples="x"),  # type: ignore[arg-type]
+    r"fingerprint: device is 'xx'": lambda a: ib.fingerprint(a, device="xx"),
+    r"load_transform: path is 3, expected str or Path": lambda _: ib.load_transform(3),  # type: ignore[arg-type]
+    r"save_transform: transform is 3, expected Transform": lambda _: ib.save_transform(3, "x"),  # type: ignore[arg-type]
+    r"open_task: data is 3, expected Path or str": lambda a: ib.open_task(3, a),  # type: ignore[arg-type]
+    r"^a: is 1, expected a tensor": lambda a: ib.load({"a": 1}, dict(a.config)),  # type: ignore[dict-item]
+    r"load: config is 3, expected Mapping or None": lambda a: ib.load(dict(a), 3),  # type: ignore[arg-type]
+    r"scope 'bogus' is unknown, expected one of": lambda _: ib.WeightMatching(scope="bogus"),
+    r"WeightMatching: stage2 is 'half', expected 'full' or": lambda _: ib.WeightMatching(stage2="half"),  # type: ignore[arg-type]
+    r"ActivationMatching: seed is '1', expected int": lambda _: ib.ActivationMatching("x", seed="1"),  # type: ignore[arg-type]
+    r"scope 'x' is unknown": lambda _: ib.ReferenceMatching(scope="x"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_an_argument_of_a_wrong_type_is_one_line(message: str, pair: tuple[Any, Any]) -> None:
+    with pytest.raises(IsobasinError, match=message) as found:
+        WRONG[message](ib.load(pair[0]))
+    assert "\n" not in str(found.value)
+
+
+def test_every_argument_of_every_public_function_is_checked(pair: tuple[Any, Any]) -> None:
+    weights, text = ib.load(pair[0]), "x"
+    fitting = {"models": [weights, weights], "transform": ib.scramble(weights), "adapters": [text], "results": [text]}
+    fitting |= dict.fromkeys(("a", "b", "to", "base", "model", "result"), weights)
+    n_checked = 0
+    for name in sorted(ib.__all__):
+        function = getattr(ib, name)
+        if not isinstance(function, FunctionType):
+            continue
+        parameters = inspect.signature(function).parameters
+        needed = {key: fitting.get(key, text) for key, p in parameters.items() if p.default is p.empty}
+        for key, parameter in parameters.items():
+            if parameter.kind != parameter.VAR_KEYWORD:
+                with pytest.raises(IsobasinError, match=rf"^{name}: \w+ is <object object"):
+                    function(**{k: v for k, v in needed.items() if k != "options"} | {key: object()})
+                n_checked += 1
+    assert n_checked > 80
+
+
+def test_a_checked_function_is_still_itself() -> None:
+    assert pickle.loads(pickle.dumps(ib.align)) is ib.align is ib.align
+    assert "Find the element" in str(ib.align.__doc__)
+    assert list(inspect.signature(ib.scramble).parameters) == ["model", "scope", "seed"]
+    with pytest.raises(TypeError, match="missing a required argument: 'model'"):
+        ib.scramble()  # type: ignore[call-arg]
 
 
 def test_a_model_without_numbers_is_refused() -> None:

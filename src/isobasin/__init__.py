@@ -4,6 +4,7 @@ Importing this package imports neither torch nor transformers; each public name 
 """
 
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -46,6 +47,7 @@ _PUBLIC = {
 }
 # The types of results, the project's own model, and what fewer programs need.
 _FURTHER = {
+    "Aligner": "isobasin.merging.joint_alignment",
     "Alignment": "isobasin.alignment.result",
     "Check": "isobasin.symmetries.check",
     "Curve": "isobasin.path.barrier",
@@ -53,6 +55,7 @@ _FURTHER = {
     "Fingerprint": "isobasin.compare.fingerprint",
     "JointAlignment": "isobasin.merging.joint_alignment",
     "Lineage": "isobasin.compare.lineage",
+    "Matcher": "isobasin.alignment.align",
     "ModelConfig": "isobasin.model",
     "Symmetry": "isobasin.symmetries.symmetry",
     "Transformer": "isobasin.model",
@@ -124,7 +127,12 @@ def __getattr__(name: str) -> Any:
     module = _PUBLIC.get(name) or _FURTHER.get(name)
     if module is None:
         raise AttributeError(f"module 'isobasin' has no attribute {name!r}")
-    return getattr(import_module(module), name)
+    found = getattr(import_module(module), name)
+    if isinstance(found, FunctionType):
+        from isobasin.arguments import checked
+
+        return checked(found, name, __getattr__)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, Self
+from typing import IO, Any, Literal, Protocol, Self, runtime_checkable
 
 from isobasin.errors import IsobasinError
 
@@ -420,6 +420,7 @@ def _safetensors_metadata(stream: IO[bytes]) -> dict[str, Any]:
 # -- resuming --------------------------------------------------------------------------------------------------------
 
 
+@runtime_checkable
 class ResumeStore(Protocol):
     """Intermediate results of one computation, by name."""
 

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from isobasin.errors import IsobasinError
 
 
+@runtime_checkable
 class Saved(Protocol):
     """What can be saved as a folder: `Weights`, the result of `merge`, an adapter."""
 

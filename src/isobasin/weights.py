@@ -30,7 +30,7 @@ from isobasin.checkpoint import (
 )
 from isobasin.checkpoint.gguf import read_gguf
 from isobasin.display import Shown, Summary
-from isobasin.errors import ArchitectureError, CheckpointError
+from isobasin.errors import ArchitectureError, CheckpointError, brief
 from isobasin.files import Content
 from isobasin.views import Change, ReadOnce, Tensors, View, room
 
@@ -381,8 +381,12 @@ def load(
         tensors: Tensors = _file_tensors(source, family_of(config))
     else:
         tensors = source
+    if not isinstance(tensors, Mapping):
+        raise CheckpointError(f"{brief(source)} is no model: expected a folder, a hub id, a PreTrainedModel or tensors")
     if config is None:
         raise CheckpointError("a state dict needs its config beside it: load(tensors, config)")
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"{brief(config)} is no config: expected what config.json holds, a dictionary")
     if isinstance(tensors, dict):
         tensors = _copied(tensors)
     return _weights(tensors, deepcopy(dict(config)), None)
@@ -405,6 +409,8 @@ def _from_gguf(file: Path) -> Weights:
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, in memory of their own; names that share a tensor share its copy."""
     copies: dict[tuple[object, ...], Tensor] = {}
+    if wrong := next((name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)), None):
+        raise CheckpointError(f"{wrong!s:.80}: is {brief(tensors[wrong])}, expected a tensor")
     if empty := next((name for name, tensor in tensors.items() if tensor.is_meta), None):
         raise CheckpointError(
             f"{empty}: is on the device meta and has no numbers; load the weights into the model first"

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 
 import pytest
 import torch
@@ -222,12 +223,19 @@ def test_a_damaged_companion_is_one_line_and_leaves_nothing(tmp_path):
 def test_too_little_space_is_said_before_writing(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 10**6})
     monkeypatch.setattr("isobasin.checkpoint.writer.shutil.disk_usage", lambda _: usage)
-    with pytest.raises(CheckpointError, match=r"needs 17 MB, the disk has 1 MB free: make room"):
+    usage.free = 2000
+    with pytest.raises(CheckpointError, match=r"needs 0\.\d+ MB, the disk has 0.002 MB free: make room"):
         write(tmp_path / "deep" / "out")
     assert names(tmp_path) == []
     usage.free = 10**9
     write(tmp_path / "deep" / "out")
     assert names(tmp_path / "deep") == ["out"]
+    n_blocks = sum(math.ceil(file.stat().st_size / 4096) for file in (tmp_path / "deep" / "out").iterdir())
+    usage.free = 4096 * n_blocks - 1
+    with pytest.raises(CheckpointError, match="make room"):
+        write(tmp_path / "deep" / "again")
+    usage.free = 4096 * n_blocks + 50_000  # a small disk is enough for a small model
+    write(tmp_path / "deep" / "again")
 
 
 @pytest.mark.parametrize(

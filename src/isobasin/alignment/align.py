@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -14,6 +14,7 @@ from isobasin.display import notebook_progress
 from isobasin.weights import ModelSource, Weights, load
 
 
+@runtime_checkable
 class Matcher(Protocol):
     """A way to find the element: a frozen choice whose constructor only stores."""
 

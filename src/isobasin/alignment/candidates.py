@@ -19,6 +19,7 @@ from isobasin.alignment.heads import HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import Alignment
 from isobasin.alignment.verification import Evaluation, combined, evaluate_transform, unmoved
+from isobasin.arguments import check_fields
 from isobasin.errors import IsobasinError, VerificationError
 from isobasin.groups import Element
 from isobasin.symmetries.symmetry import symmetry
@@ -42,6 +43,11 @@ class AlignOptions:
     verify: bool = True
     only_if_closer: bool = True
     on_progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.workers < 1:
+            raise IsobasinError(f"{self.workers} workers: expected at least 1")
 
 
 def align_by_descent(b: Weights, a: Weights, scope: str, matcher: HeadMatcher, options: AlignOptions) -> Alignment:

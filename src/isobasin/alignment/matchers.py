@@ -16,9 +16,10 @@ from isobasin.alignment.head_linear import Method
 from isobasin.alignment.heads import HeadDistance, HeadMatch, HeadMatcher, head_cost, match_heads, match_paired_heads
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
+from isobasin.arguments import check_fields
 from isobasin.errors import IsobasinError
 from isobasin.groups.assignment import assign_grouped
-from isobasin.symmetries import ATTENTION_SCOPES
+from isobasin.symmetries import ATTENTION_SCOPES, check_scope
 from isobasin.symmetries.attention import AttentionMatrices
 from isobasin.weights import Weights
 
@@ -30,6 +31,10 @@ class WeightMatching(HeadMatcher):
     scope: str = "model"
     stage2: Method = "full"
     head_distance: HeadDistance = "complete"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_scope(self.scope)
 
     def prepared(self, a: Weights, b: Weights) -> "WeightMatching":
         return self
@@ -60,6 +65,10 @@ class ActivationMatching:
     activation_weight: float = 0.3
     seed: int = 0
     fixed_basis: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_scope(self.scope)
 
     def prepared(self, a: Weights, b: Weights) -> "PreparedActivationMatching":
         """Both models run on the data, and what this scope needs of their activations."""

@@ -36,11 +36,12 @@ from isobasin.alignment.heads import (
 )
 from isobasin.alignment.result import Alignment
 from isobasin.arch import HeadSpace
+from isobasin.arguments import check_fields
 from isobasin.errors import IsobasinError
 from isobasin.groups import GL, Blocks, Element, HeadsElement, Matrix, Phases
 from isobasin.groups.group import polar
 from isobasin.shapes import Bool, Complex, Float, Int
-from isobasin.symmetries import ATTENTION_SCOPES
+from isobasin.symmetries import ATTENTION_SCOPES, check_scope
 from isobasin.symmetries.attention import AttentionMatrices, Layout, stacked
 from isobasin.weights import Weights
 
@@ -55,6 +56,10 @@ class ReferenceMatching(HeadMatcher):
     learning_rate: float = 1e-2
     max_steps: int = 2000
     tol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_scope(self.scope)
 
     def prepared(self, a: Weights, b: Weights) -> "ReferenceMatching":
         return self

@@ -262,8 +262,9 @@ class Companions:
     trust_remote_code: bool = False
 
     @property
-    def n_bytes(self) -> int:
-        return sum((self.folder / name).stat().st_size for name in self.files)
+    def sizes(self) -> list[int]:
+        """The bytes of each file."""
+        return [(self.folder / name).stat().st_size for name in self.files]
 
     def content(self, name: str) -> str | None:
         """What is written for a file: a configuration without the keys that name code; None for the file itself."""

@@ -28,7 +28,8 @@ from isobasin.files import AtomicOutput, Content, commit_with, recover, remove_o
 Tensors = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 _MAX_SHOWN = 3  # names in a message
-_MARGIN = 16 * 2**20  # bytes for the configuration, the index and the file system itself
+_BLOCK, _FRAME = 4096, 8 * 4096  # bytes: files take whole blocks; the temporary folder, its marker and the file system
+_INDEX_LINE = 50  # bytes of the index for a tensor, beside its name
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -155,12 +156,14 @@ class CheckpointWriter:
             (folder / name).write_text(text, encoding="utf-8")
 
     def _check_space(self) -> None:
-        needed = sum(shard.size for shard in self._shards) + _MARGIN
-        needed += self._companions.n_bytes if self._companions is not None else 0
+        sizes = [shard.size for shard in self._shards] + [len(text.encode()) for text in self._documents.values()]
+        sizes += [2 * len(str(self._config)), sum(len(name) + _INDEX_LINE for name in self._infos)]
+        sizes += self._companions.sizes if self._companions is not None else []
+        needed = sum(_BLOCK * math.ceil(size / _BLOCK) for size in sizes) + _FRAME
         free = shutil.disk_usage(self.path.parent).free
         if free < needed:
             raise CheckpointError(
-                f"output {self.path} needs {needed / 1e6:.0f} MB, the disk has {free / 1e6:.0f} MB free: "
+                f"output {self.path} needs {needed / 1e6:.3g} MB, the disk has {free / 1e6:.3g} MB free: "
                 "make room or choose another disk"
             )
 

@@ -11,13 +11,14 @@ from isobasin.alignment.candidates import AlignOptions, align_by_transform
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.result import Alignment
+from isobasin.arguments import check_fields
 from isobasin.errors import IsobasinError
 from isobasin.files import NullResumeStore, ResumeStore
 from isobasin.learn.data import Augment, split_held_out
 from isobasin.learn.path_loss import SINGLE_PROCESS, HeldOutEvaluator, Objective, ProcessGroup
 from isobasin.learn.trainer import OnProgress, TrainConfig, learn
 from isobasin.path.evaluation import FlatModel
-from isobasin.symmetries import SCOPES, Symmetry, symmetry
+from isobasin.symmetries import Symmetry, check_scope, symmetry
 from isobasin.symmetries.transform import Transform, pack_transform, unpack_transform
 from isobasin.tasks import Task
 from isobasin.weights import Weights
@@ -69,8 +70,8 @@ class LearnedMatching(TrainConfig):
 
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
-        if self.scope not in SCOPES:
-            raise IsobasinError(f"scope {self.scope!r} is unknown, expected one of {', '.join(SCOPES)}")
+        check_fields(self)
+        check_scope(self.scope)
         if self._init.scope != self.scope:
             raise IsobasinError(
                 f"learning has the scope {self.scope}, its start {self._init.scope}; expected the same for both"

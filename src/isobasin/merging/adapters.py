@@ -187,7 +187,7 @@ def _shares(n: int, weights: Sequence[float] | None) -> list[float]:
     if n < 2:
         raise IsobasinError(f"{n} adapter to merge: expected two or more")
     given = [1.0] * n if weights is None else [float(w) for w in weights]
-    if len(given) != n or abs(sum(given)) < 1e-12:
+    if len(given) != n or not 1e-12 <= abs(sum(given)) < 1e30:
         raise IsobasinError(f"weights {given} for {n} adapters: expected one for each, with a sum that is not 0")
     return [w / sum(given) for w in given]
 

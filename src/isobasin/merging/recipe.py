@@ -66,9 +66,8 @@ class MergeRecipe:
                 raise IsobasinError(f"weight {number}: expected an ordinary finite number")
         if self.t is not None and self.method != "slerp":
             raise IsobasinError(f"t belongs to slerp, the method is {self.method}: give weights")
-        divided = self.method == "slerp" or self.normalize
-        if self.weights is not None and divided and abs(sum(self.weights)) < 1e-12:
-            raise IsobasinError(f"the weights {self.weights} add up to 0, so they can not be divided by their sum")
+        if self.weights is not None and abs(sum(self.weights)) < 1e-12:
+            raise IsobasinError(f"the weights {self.weights} add up to 0, expected another sum: 1 gives an average")
 
     @property
     def start(self) -> int:

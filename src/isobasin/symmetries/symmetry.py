@@ -88,8 +88,7 @@ class Symmetry(Shown):
 
     def scoped(self, scope: str) -> "Symmetry":
         """The part of this symmetry that changes only the tensors of a scope."""
-        if scope not in SCOPES:
-            raise IsobasinError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
+        check_scope(scope)
         return self if scope == "model" else self.restricted(self._spaces(scope))
 
     def restricted(self, spaces: Collection[str]) -> "Symmetry":
@@ -128,6 +127,12 @@ class Symmetry(Shown):
         block = any(arch.spaces[name].role == "units" for name in spaces)
         norms = [n for n in arch.norms.values() if block and all(r.weight in weights for r in arch.readers(n.name))]
         return weights | biases | {t for n in norms for t in (n.gain, n.shift)}
+
+
+def check_scope(scope: object) -> None:
+    """Refuse what is no scope."""
+    if scope not in SCOPES:
+        raise IsobasinError(f"scope {scope!r} is unknown, expected one of {', '.join(SCOPES)}")
 
 
 def symmetry(model: Architecture | ModelSource) -> Symmetry:
