@@ -161,8 +161,8 @@ def test_bad_arguments_are_clear_errors(tmp_path: Path) -> None:
 
 def test_an_older_figure_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "path.svg"
-    out.write_text("<?xml version='1.0'?> old")
-    assert "old" not in written(plot_path, out).read_text("utf-8")
+    out.write_text("<?xml version='1.0'?> an older one")
+    assert "an older one" not in written(plot_path, out).read_text("utf-8")
     out.write_text("no picture")
     with pytest.raises(IsobasinError, match="not a figure of isobasin, so it is not replaced"):
         plot_path(document(), out)

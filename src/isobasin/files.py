@@ -394,7 +394,13 @@ def check_output_file(
             raise error(f"{path}: is the input {folder}; choose another name")
         if path.resolve().is_relative_to(folder.resolve()):
             raise error(f"{path}: lies inside the input {folder}; choose a place beside it")
-    if path.exists() and kind is not None and not _is_of_kind(path, kind):
+    if kind is not None:
+        check_kind(path, kind, error=error)
+
+
+def check_kind(path: Path, kind: FileKind, *, error: type[IsobasinError] = IsobasinError) -> None:
+    """Raise if there is a file at `path` that we did not write as this kind."""
+    if path.exists() and not _is_of_kind(path, kind):
         raise error(f"{path}: not a {kind} of isobasin, so it is not replaced; choose another name, or delete it first")
 
 

@@ -300,7 +300,8 @@ def test_a_nan_outside_the_scope_is_found_when_it_is_written(place: Path, capsys
 def test_a_disk_that_becomes_full_leaves_nothing(
     method: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place / "t.safetensors").write_text("12345678{older}")
+    header = b'{"__metadata__":{"isobasin-transform":"older"}}'
+    (place / "t.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     before = everything(place)
     honest, calls = getattr(CheckpointWriter, method), iter(range(10**6))
 

@@ -372,4 +372,8 @@ def _oriented(file: Path, form: _Format, config: Mapping[str, Any], name: str, t
     n_heads = heads if ".attn_q." in name else config.get("num_key_value_heads", heads)
     if n_heads < 1 or len(tensor) % (2 * n_heads):
         raise CheckpointError(f"{file}: {name} has {len(tensor)} rows, expected pairs for each of {n_heads} heads")
-    return tensor.reshape(n_heads, len(tensor) // (2 * n_heads), 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+    return (
+        tensor.reshape(n_heads, len(tensor) // (2 * n_heads), 2, *tensor.shape[1:])
+        .transpose(1, 2)
+        .reshape(tensor.shape)
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from isobasin.cli.options import SaveOptions
 from isobasin.errors import ArchitectureError, IsobasinError, TransformError, is_memory_problem, one_line, printable
-from isobasin.files import check_output_file, recover, strict_json
+from isobasin.files import check_kind, check_output_file, recover, strict_json
 
 if TYPE_CHECKING:
     import torch
@@ -124,10 +124,11 @@ def check_outputs(save: SaveOptions, inputs: Sequence[Path], transform: Path | N
 def _check_transform_path(path: Path, save: SaveOptions, inputs: Sequence[Path]) -> None:
     """Refuse a transform file that exists, or that would lie inside an input or inside the output folder."""
     what: dict[str, Any] = {"what": "the transform file", "error": TransformError}
-    for folder in (save.output, *(each for each in inputs if not each.is_file())):
+    check_output_file(path, force=save.force, inputs=[f for f in inputs if f.is_file()], **what)
+    for folder in (save.output, *inputs):
         if path.resolve().is_relative_to(folder.resolve()):
             raise TransformError(f"--save-transform {path}: lies inside {folder}; choose a place beside it")
-    check_output_file(path, force=save.force, kind="transform", inputs=[f for f in inputs if f.is_file()], **what)
+    check_kind(path, "transform", error=TransformError)
 
 
 def existing(*sources: str | Path | None) -> list[Path]:
