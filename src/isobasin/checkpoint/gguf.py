@@ -22,7 +22,8 @@ from isobasin.errors import CheckpointError, brief
 
 TYPES = ("F32", "F16", "BF16", "Q8_0")
 _WAY_OUT = "give the Hugging Face folder that it was converted from"
-_NO_EFFECT = ("GGUF.", "general.", "tokenizer.", "quantize.", "split.")  # beginnings of keys; `split.count` is checked
+# Beginnings of keys that llama.cpp does not build the model from; `general.type` and `split.count` are checked.
+_NO_EFFECT = ("GGUF.", "general.", "tokenizer.", "quantize.", "mradermacher.", "split.")
 # Keys of every architecture, without its name, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
