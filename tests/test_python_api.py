@@ -152,6 +152,7 @@ def test_every_argument_of_every_public_function_is_checked(pair: tuple[Any, Any
     weights, text = ib.load(pair[0]), "x"
     fitting = {"models": [weights, weights], "transform": ib.scramble(weights), "adapters": [text], "results": [text]}
     fitting |= dict.fromkeys(("a", "b", "to", "base", "model", "result"), weights)
+    fitting |= {"found": object.__new__(ib.Lineage)}
     n_checked = 0
     for name in sorted(ib.__all__):
         function = getattr(ib, name)

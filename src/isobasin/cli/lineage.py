@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isobasin.cli.options import Force, PrintOptions, with_options
-from isobasin.cli.output import emit, measured_cost, progress
+from isobasin.cli.output import emit, existing, measured_cost, progress
 from isobasin.errors import printable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def lineage_command(
     from isobasin.files import check_output_file
 
     if output is not None:
-        check_output_file(output, force=force, kind="HTML", inputs=[])
+        check_output_file(output, force=force, kind="page", inputs=existing(*models))
     with measured_cost() as cost, progress(quiet=show.silent) as on_progress:
         named = None if base is None else models.index(base) if base in models else base
         found = lineage(

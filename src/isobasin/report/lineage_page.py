@@ -19,7 +19,7 @@ _NAME = 48  # letters of a name
 def write_lineage_page(found: Lineage, out: str | Path, *, force: bool = False) -> Path:
     """Write the page of a lineage; the write is atomic."""
     path = Path(out)
-    check_output_file(path, force=force, kind="HTML", inputs=[])
+    check_output_file(path, force=force, kind="page", inputs=[])
     atomic_write(path, render(found).encode("utf-8"))
     return path
 
