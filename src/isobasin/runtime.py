@@ -4,6 +4,7 @@ This is how a symmetry claim is checked: the outputs before and after, on inputs
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -194,9 +195,11 @@ def image_shape(weights: Weights) -> tuple[int, int, int] | None:
     return fields.size("num_channels", fields.size("n_channels", 3)), *sides
 
 
-def outputs(weights: Weights, inputs: Sequence[Inputs], device: torch.device = CPU) -> Tensor:
-    """Everything the model puts out on these inputs, flat, computed in float32; a large model runs on the device."""
-    return torch.cat([each.flatten() for each in Runner(weights, device=device).run(inputs)])
+def outputs(
+    weights: Weights, inputs: Sequence[Inputs], device: torch.device = CPU, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Everything the model puts out on these inputs, flat, computed in this type; a large model runs on the device."""
+    return torch.cat([each.flatten() for each in Runner(weights, device=device, dtype=dtype).run(inputs)])
 
 
 def record_reads(
@@ -224,7 +227,8 @@ def module_reading(model: torch.nn.Module, held: Mapping[str, str], weight: str)
 
 
 def output_difference(x: Tensor, y: Tensor, scale: Tensor | None = None) -> float:
-    """max |x − y| / max |scale|, by default the size of x; infinite where exactly one of the two is finite."""
+    """max |x − y| / max |scale|, by default the size of x; infinite where exactly one of the two is finite, 0 where
+    none is."""
     scale = x if scale is None else scale
     finite = torch.isfinite(x) & torch.isfinite(y)
     if bool((torch.isfinite(x) != torch.isfinite(y)).any()):
@@ -297,19 +301,21 @@ def separate_places(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     return found
 
 
-def module_of(weights: Weights, *, attention: str = "eager", cache: bool = False) -> torch.nn.Module:
-    """The model itself, in float32, ready to run: ours, or the class of transformers that config.json names.
+def module_of(
+    weights: Weights, *, attention: str = "eager", cache: bool = False, dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:
+    """The model itself, in this type, ready to run: ours, or the class of transformers that config.json names.
 
     `attention` is how transformers computes it: `eager` is the plain formula, `sdpa` is faster. `cache`: with a cache
     of keys and values, as when text is generated.
     """
     if not weights.family.own:
-        return _pretrained(weights, attention, cache)
+        return _pretrained(weights, attention, cache, dtype)
     from isobasin.model import ModelConfig, Transformer
 
     with torch.device("meta"):  # no random initialisation that is replaced at once
         model = Transformer(ModelConfig.from_dict(dict(weights.config)))
-    model.to_empty(device="cpu").load_state_dict(weights.state_dict("float32"))
+    model.to_empty(device="cpu").to(dtype).load_state_dict(weights.state_dict(dtype))
     return model.eval()
 
 
@@ -371,17 +377,17 @@ def _available(kind: Any, attention: str) -> str:
     return attention if attention != "sdpa" or getattr(kind, "_supports_sdpa", False) else "eager"
 
 
-def _pretrained(weights: Weights, attention: str, cache: bool) -> torch.nn.Module:
+def _pretrained(weights: Weights, attention: str, cache: bool, dtype: torch.dtype) -> torch.nn.Module:
     kind, config, options = pretrained_class(weights)
     config.use_cache = cache
     attention = _available(kind, attention)
-    state = weights.state_dict("float32")
+    state = weights.state_dict(torch.promote_types(dtype, torch.float32))
     try:
         model, report = kind.from_pretrained(
             None,
             config=config,
             state_dict=state,
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
             **options,
@@ -402,12 +408,13 @@ def _pretrained(weights: Weights, attention: str, cache: bool) -> torch.nn.Modul
 @dataclass(frozen=True)
 class Runner:
     """A model that is ready to run: loaded as a whole, or streamed where it is large, then on `device`. `attention` and
-    `cache` as in `module_of`."""
+    `cache` as in `module_of`. In `dtype` float64 nothing is computed in float32, also where transformers asks for it."""
 
     weights: Weights
     attention: str = "eager"
     cache: bool = False
     device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
 
     @property
     def streamed(self) -> bool:
@@ -417,19 +424,22 @@ class Runner:
     @cached_property
     def module(self) -> torch.nn.Module:
         if self.streamed:
-            return _streamed_module(self.weights, self.device, attention=self.attention, cache=self.cache)
-        return module_of(self.weights, attention=self.attention, cache=self.cache)
+            how: dict[str, Any] = {"attention": self.attention, "cache": self.cache, "dtype": self.dtype}
+            return _streamed_module(self.weights, self.device, **how)
+        return module_of(self.weights, attention=self.attention, cache=self.cache, dtype=self.dtype)
 
     def run(self, inputs: Sequence[Inputs]) -> list[Tensor]:
         """All outputs of the model, flat, per input. A streamed model runs inputs of the same shape as one batch."""
         # transformers refuses several inputs at once for a classifier without a padding token.
         is_classifier = any(name.startswith("score") for name in self.weights)
         single = is_classifier and self.weights.config.get("pad_token_id") is None
-        with torch.no_grad():
+        inputs = [{k: x.to(self.dtype) if x.is_floating_point() else x for k, x in each.items()} for each in inputs]
+        module = self.module  # built before: files are read in the types that they have
+        with torch.no_grad(), _InFloat64() if self.dtype == torch.float64 else nullcontext():
             if not self.streamed or single:
                 place = self.device if self.streamed else CPU
                 placed = ({key: x.to(place) for key, x in each.items()} for each in inputs)
-                return [run_module(self.weights, self.module, each)[0].cpu() for each in placed]
+                return [run_module(self.weights, module, each)[0].cpu() for each in placed]
             found: dict[int, Tensor] = {}
             by_shape: dict[tuple[tuple[str, torch.Size], ...], list[int]] = {}
             for number, each in enumerate(inputs):
@@ -437,9 +447,19 @@ class Runner:
             for chosen in by_shape.values():
                 batch = {key: torch.cat([inputs[i][key] for i in chosen]) for key in inputs[chosen[0]]}
                 batch = {key: x.to(self.device) for key, x in batch.items()}
-                found |= dict(zip(chosen, run_module(self.weights, self.module, batch).cpu()))
+                found |= dict(zip(chosen, run_module(self.weights, module, batch).cpu()))
                 trim_heap()
         return [found[i] for i in range(len(inputs))]
+
+
+class _InFloat64(TorchFunctionMode):
+    """Where transformers asks for float32 (in norms, in softmax), it gets float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        named = {key: torch.float64 if each is torch.float32 else each for key, each in (kwargs or {}).items()}
+        return func(*args, **named)
 
 
 class _EmptyOnMeta(TorchFunctionMode):
@@ -452,14 +472,16 @@ class _EmptyOnMeta(TorchFunctionMode):
         return func(*args, **settings)
 
 
-def _streamed_module(weights: Weights, device: torch.device, *, attention: str, cache: bool) -> torch.nn.Module:
-    """The transformers class that config.json names, in float32; hooks read the weights of a module before it runs and
+def _streamed_module(
+    weights: Weights, device: torch.device, *, attention: str, cache: bool, dtype: torch.dtype
+) -> torch.nn.Module:
+    """The transformers class that config.json names, in this type; hooks read the weights of a module before it runs and
     drop them afterwards."""
     kind, config, options = pretrained_class(weights)
     config.use_cache = cache
     with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = kind._from_config(
-            config, attn_implementation=_available(kind, attention), dtype=torch.float32, **options
+            config, attn_implementation=_available(kind, attention), dtype=dtype, **options
         )
     model.requires_grad_(False)
     sources = _source_tensors(weights, model)
@@ -491,7 +513,9 @@ def _load_parameters(
     weights: Weights, names: dict[str, str], device: torch.device, module: torch.nn.Module, _: Any
 ) -> None:
     for key, name in names.items():
-        stored = weights.stored(name).to(device, torch.float32)
+        empty = module._parameters[key]
+        assert empty is not None
+        stored = weights.stored(name).to(device, empty.dtype)
         module._parameters[key] = torch.nn.Parameter(stored, requires_grad=False)
 
 

@@ -159,6 +159,16 @@ class Weights(Shown, Mapping[str, Tensor]):
         """The widest type among the weights; a buffer (a float32 table in a bfloat16 model) has no say."""
         return _widest(self.dtypes, self.arch)
 
+    @property
+    def dtype_run(self) -> torch.dtype:
+        """The type in which transformers runs the model: the one that its config names, or else that of its weights.
+        Our own model runs in float32."""
+        if self.family.own:
+            return torch.float32
+        named = next((each for key in ("dtype", "torch_dtype") if (each := self.config.get(key))), None)
+        found = getattr(torch, str(named).removeprefix("torch."), None)
+        return found if isinstance(found, torch.dtype) and found.is_floating_point else self.dtype
+
     def output_dtypes(self, policy: str = "auto") -> dict[str, torch.dtype]:
         """The type each tensor is written in: `keep`, a type's name, or `auto`.
 
@@ -183,9 +193,13 @@ class Weights(Shown, Mapping[str, Tensor]):
         unnamed = widest == self.dtype and not any(self.config.get(key) for key in ("dtype", "torch_dtype"))
         return dict(self.config) if stays or unnamed else with_dtype(self.config, widest)
 
-    def state_dict(self, policy: str = "auto") -> dict[str, Tensor]:
-        """Every tensor under its name on disk, in memory."""
-        dtypes = self.output_dtypes(policy)
+    def state_dict(self, policy: str | torch.dtype = "auto") -> dict[str, Tensor]:
+        """Every tensor under its name on disk, in memory; all but buffers in a type, where one is given."""
+        if isinstance(policy, torch.dtype):
+            buffers = {name for name, pattern in self.arch.tensors.items() if pattern.buffer}
+            dtypes = {n: t if n in buffers or not t.is_floating_point else policy for n, t in self.dtypes.items()}
+        else:
+            dtypes = self.output_dtypes(policy)
 
         def converted(name: str) -> Tensor:
             return self.stored(name).to("cpu", dtypes[name])

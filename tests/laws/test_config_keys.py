@@ -350,7 +350,7 @@ def test_the_check_of_scrambled_models_sees_a_wrong_group() -> None:
     with pytest.raises(VerificationError, match="outputs would differ"):
         require_same_outputs(weights, moved)
     right = scramble(weights, seed=1).apply(weights)
-    assert require_same_outputs(weights, right) <= 1e-5 * weights.arch.sizes.n_layers
+    assert (require_same_outputs(weights, right).largest or 0) <= 1e-5 * weights.arch.sizes.n_layers
 
 
 def own_config(**settings: Any) -> ModelConfig:

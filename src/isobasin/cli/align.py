@@ -115,7 +115,7 @@ def align_command(
         if learning is None or is_first_process():
             moved = found.transform.apply(moving, device=place)
             run = "none" if verify == "layer" else verify
-            model_change = verified_change(moving, moved, run, seed=seed, device=place, quiet=show.silent)
+            model_change = verified_change(moving, moved, run, seed=seed, device=place, quiet=show.silent).largest
             files = transform_files(found.transform, save_transform)
             write_model(moved, save, quiet=show.silent, inputs=folders, files=files)
     facts = {

@@ -135,7 +135,8 @@ def _write_moved(
     return {
         "output": str(save.output),
         "max_weight_change": max(changes),
-        "max_output_change": output_change,
+        "max_output_change": output_change.largest,
+        "outputs_compared": output_change.text,
         "exact": moved.exact,
         "dtype": dtype,
         **companion_facts(weights.path, save),
@@ -160,26 +161,22 @@ def _write_moved_adapter(
     moved.save(out, force=save.force)
     facts: dict[str, Any] = {"output": str(save.output), "modules": len(moved.modules), "biases": len(moved.biased)}
     rank = max(moved.factors(module).rank for module in moved.modules)
-    return facts | {"rank": rank, "max_output_change": change}
+    return facts | {"rank": rank, "max_output_change": change.largest, "outputs_compared": change.text}
 
 
 def adapter_lines(facts: dict[str, Any]) -> list[str]:
-    change = facts["max_output_change"]
-    outputs = "not compared" if change is None else f"changed by at most {change:.1e}, in float32"
     biases = f", and {facts['biases']} biases" if facts["biases"] else ""
     size = f"{facts['modules']} modules of rank {facts['rank']}{biases}"
     return [
         f"{facts['output']}: the adapter for the moved model, {size}",
-        f"outputs with the adapters: {outputs}",
+        f"outputs with the adapters: {facts['outputs_compared']}",
     ]
 
 
 def moved_lines(facts: dict[str, Any]) -> list[str]:
-    change = facts["max_output_change"]
-    outputs = "outputs: not compared" if change is None else f"outputs: changed by at most {change:.1e}, in float32"
     how = "nothing was rounded" if facts["exact"] else f"rounded once, to {facts['dtype']}"
     return [
         f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}",
-        outputs,
+        f"outputs: {facts['outputs_compared']}",
         *not_copied_lines(facts),
     ]

@@ -93,7 +93,7 @@ def canonical_command(*, model: Model, save: SaveOptions, verify: Verify = "auto
     check_outputs(save, [weights.path] if weights.path else [])
     found = canonical_point(weights)
     moved = found.transform.apply(weights)
-    change = verified_change(weights, moved, verify, quiet=show.silent)
+    change = verified_change(weights, moved, verify, quiet=show.silent).largest
     dtype = write_model(moved, save, quiet=show.silent)
     lines = [f"{save.output}: the canonical point of its orbit, the same function; rounded once, to {dtype}"]
     if not found.unique:

@@ -67,6 +67,7 @@ def check_command(model: Model, seed: Seed = 0, json: Json = False) -> None:
         "nullity_measured": result.nullity.dim if result.nullity else None,
         "nullity_predicted": result.nullity_predicted,
         "nullity_gap": result.nullity.gap if result.nullity else None,
+        "run_in": result.dtype,
         "ok": result.ok,
     }
     emit(facts, check_lines(facts), json)
@@ -178,7 +179,7 @@ def check_lines(facts: dict[str, Any]) -> list[str]:
             f"{facts['nullity_measured']} (gap {facts['nullity_gap']:.0e})"
         )
     return [
-        "largest change of outputs, relative, by space:",
+        f"largest change of outputs, relative, by space{'' if facts['run_in'] == 'float32' else ', in float64'}:",
         *spaces,
         f"largest of all {facts['max_error']:.1e}, allowed {facts['tolerance']:.1e}",
         block,

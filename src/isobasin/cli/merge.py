@@ -150,7 +150,7 @@ def merge_command(
         if warnings and not show.silent:
             note("\n".join(warnings))
         moved = [(before, after) for before, after in zip(loaded, merged.models) if after is not before]
-        changes = [verified_change(*pair, verify, seed=seed, quiet=show.silent) for pair in moved]
+        changes = [verified_change(*pair, verify, seed=seed, quiet=show.silent).largest for pair in moved]
         if setup:
             merged = replace(merged, recipe=replace(merged.recipe, scope=setup.scope))
         with progress(quiet=show.silent) as on_progress:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from isobasin.symmetries.check import OutputChange
     from isobasin.symmetries.transform import Transform
     from isobasin.weights import Weights
 
@@ -144,24 +145,27 @@ def verified_change(
     seed: int = 0,
     device: "torch.device | None" = None,
     quiet: bool,
-) -> float | None:
+) -> "OutputChange":
     """The largest change of a moved model's outputs; an error if it is more than rounding.
 
-    None if the model was not run: with `none`, or with `auto` where transformers or memory do not allow it, which is
-    noted.
+    `largest` is None if the model was not run: with `none`, or with `auto` where transformers or memory do not allow
+    it; and if its own outputs are not finite. The reason is noted.
     """
-    from isobasin.symmetries.check import require_same_outputs
+    from isobasin.symmetries.check import OutputChange, require_same_outputs
 
     if verify == "none":
-        return None
+        return OutputChange(None)
     try:
-        return require_same_outputs(before, after, seed=seed, device=device)
+        found = require_same_outputs(before, after, seed=seed, device=device)
     except Exception as error:
         if verify == "model" or not (isinstance(error, ArchitectureError) or is_memory_problem(error)):
             raise
         if not quiet:
             note(f"the model was not run before and after: {one_line(str(error))}")
-        return None
+        return OutputChange(None)
+    if found.note:
+        note(found.note)
+    return found
 
 
 def transform_files(transform: "Transform", path: Path | None) -> dict[Path, bytes]:

@@ -1,14 +1,17 @@
 """`check`: does the claimed group really leave this model's outputs alone, and is it as large as it can be?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isfinite
 
 import torch
+from torch import Tensor
 
+from isobasin.checkpoint import dtype_name
 from isobasin.display import Shown, Summary
-from isobasin.errors import VerificationError
+from isobasin.errors import ArchitectureError, IsobasinError, VerificationError
 from isobasin.rounding import perturbed, rounding
-from isobasin.runtime import output_difference, outputs, random_inputs
+from isobasin.runtime import CPU, Inputs, output_difference, outputs, random_inputs
 from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform, Value, scramble
@@ -17,17 +20,22 @@ from isobasin.weights import ModelSource, Weights, load
 
 TOLERANCE_PER_LAYER = 1e-5  # float32
 ROUNDING_FACTOR = 30.0  # multiples of the change that rounding every weight to float32 makes, where that is larger
+NOT_FINITE = "the model's own outputs are not finite: nothing was verified"
 EACH_SPACE_UP_TO = 100_000_000  # parameters; larger models draw all spaces of a kind at once
 
 
 @dataclass(frozen=True, repr=False)
 class Check(Shown):
-    """How far random elements moved the outputs, by space, and the dimension test of one attention block."""
+    """How far random elements moved the outputs, by space, and the dimension test of one attention block.
+
+    `dtype` is the type in which the model was run: float64 where numbers inside it overflow float32.
+    """
 
     per_space: Mapping[str, float]
     tolerance: float
     nullity: Nullity | None  # None: attention that the small block does not have
     nullity_predicted: int | None
+    dtype: str = "float32"
 
     @property
     def max_error(self) -> float:
@@ -45,51 +53,128 @@ class Check(Shown):
     def summary(self) -> Summary:
         """How far outputs moved, space by space."""
         rows = [(name, f"{error:.1e}") for name, error in self.per_space.items()]
-        facts = {}
+        facts = {"run in": self.dtype}
         if self.nullity is not None:
             facts["dimension of one attention block"] = f"{self.nullity.dim}, predicted {self.nullity_predicted}"
         return Summary(str(self), facts, ("space", "outputs moved by"), rows)
 
 
 def check(model: ModelSource, *, seed: int = 0) -> Check:
-    """Draw an element of every space, and values for every free coordinate; run the model before and after."""
+    """Draw an element of every space, and values for every free coordinate; run the model before and after.
+
+    A model whose outputs are not finite, in float64 either, is refused: nothing would be verified.
+    """
     weights = load(model)
-    inputs = random_inputs(weights, seed=seed)
-    before = outputs(weights, inputs)
-    drawn = scramble(weights, seed=seed)
-    per_space = {
-        label: output_difference(before, outputs(part.apply(weights), inputs))
-        for label, part in _parts(drawn, weights).items()
-    }
     tolerance = TOLERANCE_PER_LAYER * weights.arch.sizes.n_layers
+    per_space, dtype = _moved_outputs(weights, seed, torch.float32), torch.float32
+    if per_space is None or not 0 < max(per_space.values(), default=0.0) <= tolerance:
+        exact = _moved_outputs(weights, seed, torch.float64)
+        per_space, dtype = (per_space, dtype) if exact is None else (exact, torch.float64)
+    if per_space is None:
+        raise IsobasinError(f"{NOT_FINITE}; look for weights that are too large")
     if any(heads.qk_norm or heads.shared_rotary for heads in weights.arch.heads()):
-        return Check(per_space, tolerance, None, None)
+        return Check(per_space, tolerance, None, None, dtype_name(dtype))
     predicted, measured = attention_nullity(weights, seed=seed)
-    return Check(per_space, tolerance, measured, predicted)
+    return Check(per_space, tolerance, measured, predicted, dtype_name(dtype))
+
+
+def _moved_outputs(weights: Weights, seed: int, dtype: torch.dtype) -> dict[str, float] | None:
+    """How far an element of each space moves the outputs, computed in this type; None where those of the model itself
+    are not finite, or where transformers can not compute in it."""
+    inputs, found = random_inputs(weights, seed=seed), dict[str, float]()
+    before = _run(weights, inputs, CPU, dtype)
+    if before is None or not bool(before.isfinite().all()):
+        return None
+    for label, part in _parts(scramble(weights, seed=seed), weights).items():
+        after = _run(part.apply(weights), inputs, CPU, dtype)
+        assert after is not None
+        found[label] = output_difference(before, after)
+    return found
+
+
+def _run(weights: Weights, inputs: Sequence[Inputs], device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """The outputs; None where transformers runs the model, but not in float64."""
+    try:
+        return outputs(weights, inputs, device, dtype)
+    except ArchitectureError:
+        if dtype == torch.float64:
+            return None
+        raise
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """The largest change of a moved model's outputs, relative to the largest output; None where the model's own are not
+    finite. `dtype` is the type in which both were run; `note` says what the user should know."""
+
+    largest: float | None
+    dtype: str = "float32"
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        """What was found, in words."""
+        if self.largest is None:
+            return "not finite in the model itself: nothing was verified" if self.note else "not compared"
+        return f"changed by at most {self.largest:.1e}, in {self.dtype}"
 
 
 def require_same_outputs(
     before: Weights, after: Weights, *, seed: int = 0, device: torch.device | None = None
-) -> float:
+) -> OutputChange:
     """Run a model and its moved copy on random inputs, before the copy is rounded to be stored.
 
-    Returns the largest change of the outputs, relative to the largest output. Raises VerificationError if it is more
-    than rounding: more than the tolerance, and more than outputs change when every weight is rounded to float32.
+    Raises VerificationError if outputs change by more than rounding: by more than the tolerance, and by more than they
+    change when every weight is rounded to float32. Where numbers inside a model overflow float32, this shows nothing,
+    and both are run in float64.
     """
-    inputs = random_inputs(before, seed=seed)
-    place = device or torch.device("cpu")
-    reference = outputs(before, inputs, place)
-    largest = output_difference(reference, outputs(after, inputs, place))
+    inputs, place = random_inputs(before, seed=seed), device or CPU
+    reference, moved = (outputs(each, inputs, place) for each in (before, after))
     allowed = TOLERANCE_PER_LAYER * before.arch.sizes.n_layers
-    if not largest <= allowed:
+    largest = output_difference(reference, moved) if _all_finite(reference, moved) else inf
+    if allowed < largest < inf:
         rounded = perturbed(before, dict.fromkeys(before, rounding(torch.float32)), seed=seed, dtype=torch.float32)
-        allowed = max(allowed, ROUNDING_FACTOR * output_difference(reference, outputs(rounded, inputs, place)))
-    if not largest <= allowed:
-        raise VerificationError(
-            f"the moved model's outputs would differ by {largest:.1e} (allowed {allowed:.1e}): its symmetry group is "
-            "not what isobasin expects; nothing written: please report config.json and the tensors' shapes"
+        change = ROUNDING_FACTOR * output_difference(reference, outputs(rounded, inputs, place))
+        allowed = max(allowed, change if isfinite(change) else 0.0)
+    # Nothing at all changes where numbers overflow inside a norm, which then hands on zeros.
+    if largest <= allowed and (largest > 0 or not after.changed):
+        return OutputChange(largest)
+    exact = [_run(each, inputs, place, torch.float64) for each in (before, after)]
+    pair, dtype = (reference, moved), "float32"
+    if exact[0] is not None and exact[1] is not None:
+        pair, dtype = (exact[0], exact[1]), "float64"
+    if not bool(pair[0].isfinite().any()):
+        return OutputChange(None, dtype, NOT_FINITE)
+    finite = pair[0].isfinite() & pair[1].isfinite()
+    largest = output_difference(pair[0][finite], pair[1][finite]) if bool(finite.any()) else inf
+    if largest <= allowed:
+        return OutputChange(largest, dtype, _overflow_text(reference, moved, bool(finite.all())))
+    if not _all_finite(*pair):
+        raise IsobasinError(
+            "numbers inside the moved model overflow: its outputs are not finite where those of the model are; nothing "
+            "written: its weights are too large; --verify none writes it all the same"
         )
-    return largest
+    raise VerificationError(
+        f"the moved model's outputs would differ by {largest:.1e} (allowed {allowed:.1e}): its symmetry group is "
+        "not what isobasin expects; nothing written: please report config.json and the tensors' shapes"
+    )
+
+
+def _all_finite(*outputs: Tensor) -> bool:
+    return all(bool(each.isfinite().all()) for each in outputs)
+
+
+def _overflow_text(reference: Tensor, moved: Tensor, everywhere: bool) -> str:
+    """What the user should know of a copy whose outputs agree where they can be compared, but not in float32."""
+    where = "" if everywhere else ", on those inputs alone on which the outputs of both are finite"
+    if not _all_finite(reference):
+        return f"the model's own outputs are not finite in float32: compared in float64{where}"
+    if torch.equal(reference, moved):
+        return "" if everywhere else f"the model's own outputs are not finite: compared{where}"
+    what = "differ from those of the model" if _all_finite(moved) else "are not finite"
+    return (
+        f"in float32 the outputs of the copy {what}, as numbers inside overflow or cancel: compared in float64{where}"
+    )
 
 
 def _parts(drawn: Transform, weights: Weights) -> dict[str, Transform]:
