@@ -166,8 +166,8 @@ class Weights(Shown, Mapping[str, Tensor]):
         if self.family.own:
             return torch.float32
         named = next((each for key in ("dtype", "torch_dtype") if (each := self.config.get(key))), None)
-        found = getattr(torch, str(named).removeprefix("torch."), None)
-        return found if isinstance(found, torch.dtype) and found.is_floating_point else self.dtype
+        kinds = {dtype_name(each): each for each in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
+        return kinds.get(str(named).removeprefix("torch."), self.dtype)
 
     def output_dtypes(self, policy: str = "auto") -> dict[str, torch.dtype]:
         """The type each tensor is written in: `keep`, a type's name, or `auto`.

@@ -6,6 +6,7 @@ The evidence is a transform that brings B to A within rounding, outputs that agr
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import LeftOut
 from isobasin.alignment.trunk import TrunkPair, stream_of, trunk_pair
+from isobasin.checkpoint import dtype_name
 from isobasin.compare.degenerate import FailedCondition, failed_conditions, remove_degeneracies
 from isobasin.compare.distance import require_equal
 from isobasin.compare.outputs import (
@@ -35,6 +37,7 @@ from isobasin.compare.outputs import (
 from isobasin.compare.residual import (
     Residual,
     coarsest_precision,
+    precision_as_run,
     residuals,
     sufficient_precision,
 )
@@ -57,7 +60,8 @@ NOTICEABLE = 3.0  # multiples of the noise floor of a weight: below it there is 
 UNRELATED_THRESHOLD = 0.5
 REFINING_SWEEPS = 10
 MAX_IMBALANCE = 100.0  # between the factors of a head
-REFITS = 8  # transforms of perturbed models, for the uncertainty of the transform
+FIRST_REFITS, REFITS = 2, 8  # transforms of perturbed models, for the uncertainty of the transform
+HOPELESS = 100.0  # excess of a residual over its limit after the first refits, which the others do not change
 UNRELATED = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
 Answer = Literal["same", "different", "undecided"]
 Kind = Literal["identity", "group", "larger group", "none"]
@@ -254,6 +258,8 @@ def _equivalent(
     if element.fits and max((r.ratio for r in element.residuals), default=0.0) > NOTICEABLE:
         report("running both models on the whole vocabulary")
         compared = outputs.with_vocabulary(compared)
+    if element.fits and find_witness(compared) is None and not _is_surely_identical(element, outputs.a, outputs.b):
+        compared = outputs.as_named(compared)
     found = decide(a, b, element, compared, coarsest_precision(a, b, precision=precision))
     return found if trunk is None else about_shared(found, trunk)
 
@@ -327,9 +333,22 @@ class _ModelPair:
         better = replace(found, transform=transform, residuals=self.residuals(self.a, self.b, transform))
         if better.fits:
             return better
-        refits = [self._refit(transform, draw) for draw in range(REFITS)]
-        tolerant = replace(better, residuals=self.residuals(self.a, self.b, transform, refits=refits))
+        tolerant = self._with_refits(better, self.a, self.b, partial(self._refit, transform))
         return tolerant if tolerant.fits else found
+
+    def _with_refits(
+        self, found: TransformEvidence, a: Weights, b: Weights, refit: Callable[[int], tuple[Weights, Transform]]
+    ) -> TransformEvidence:
+        """The residuals relative to a noise floor that includes the uncertainty of the transform; from few refits where
+        these already show that it explains nothing."""
+        assert found.transform is not None
+        refits: list[tuple[Weights, Transform]] = []
+        for n in (FIRST_REFITS, REFITS):
+            refits += [refit(draw) for draw in range(len(refits), n)]
+            found = replace(found, residuals=self.residuals(a, b, found.transform, refits=refits))
+            if found.worst is not None and found.worst.excess > HOPELESS:
+                break
+        return found
 
     def _refit(
         self, transform: Transform, draw: int, prepare: Callable[[Weights], Weights] = lambda weights: weights
@@ -352,8 +371,8 @@ class _ModelPair:
         steps = (*(f"A, {note}" for note in notes_a), *(f"B, {note}" for note in notes_b))
         reduced = replace(self.aligned("larger group", a, b), steps=steps)
         if not reduced.fits and reduced.transform is not None:  # what removes the freedom amplifies rounding, too
-            refits = [self._refit(reduced.transform, k, lambda w: remove_degeneracies(w)[0]) for k in range(REFITS)]
-            reduced = replace(reduced, residuals=self.residuals(a, b, reduced.transform, refits=refits))
+            refit = partial(self._refit, reduced.transform, prepare=lambda w: remove_degeneracies(w)[0])
+            reduced = self._with_refits(reduced, a, b, refit)
         return reduced if reduced.fits else found
 
     def align_balanced(self, found: TransformEvidence) -> TransformEvidence:
@@ -471,15 +490,19 @@ def decide(
     """`same` if the transform fits and there is no witness, `different` if it does not fit and there is one."""
     worst, witness = worst_input(compared), find_witness(compared)
     lost = max(compared, key=lambda c: c.difference)
+    overflow = next((c for c in compared if c.overflow), None)
     confirmed = worst.ratio <= SAME_THRESHOLD and lost.difference <= MAX_ROUNDING
-    if evidence.fits and witness is None and (confirmed or _is_identical(evidence)):
-        reason = _reason_same(evidence, worst, len(compared), precision)
-        return Verdict("same", reason, precision, evidence, worst, len(compared))
+    if evidence.fits and witness is None and overflow is None and (confirmed or _is_identical(evidence)):
+        reason = _reason_same(evidence, compared, precision) + _types_text(a, b, evidence, precision)
+        claimed = precision if _is_surely_identical(evidence, a, b) else precision_as_run(a, b, precision=precision)
+        return Verdict("same", reason, claimed, evidence, worst, len(compared))
     near = sufficient_precision(evidence.worst.excess, precision) if evidence.worst and not evidence.fits else None
     check = witness is None or a.arch.sizes.n_heads != b.arch.sizes.n_heads
     failed = (*failed_conditions(a, "A"), *failed_conditions(b, "B")) if check else ()
     answer: Answer = "undecided" if witness is None or evidence.fits else "different"
-    if witness is None and evidence.fits and lost.difference <= MAX_ROUNDING:
+    if witness is None and evidence.fits and overflow is not None:
+        reason = f"an element fits, but {_overflow_text(overflow)}"
+    elif witness is None and evidence.fits and lost.difference <= MAX_ROUNDING:
         reason = (
             f"tolerance: an element fits, but outputs differ by {worst.difference:.1e} on an input "
             f"({worst.probe.label}), where rounding makes {worst.rounding:.1e}: that neither confirms nor refutes it"
@@ -490,7 +513,7 @@ def decide(
             f"of {precision} alone makes {lost.rounding:.1e}, so that nothing is left to compare"
         )
     elif witness is None:
-        reason = _reason_unproven(evidence, len(compared), failed)
+        reason = _reason_unproven(evidence, compared, failed)
     elif evidence.fits:
         reason = (
             f"tolerance: an element fits, but outputs differ by {witness.difference:.1e} on an input "
@@ -506,17 +529,39 @@ def _is_identical(evidence: TransformEvidence) -> bool:
     return evidence.kind == "identity" and all(r.distance == 0 for r in evidence.residuals)
 
 
-def _reason_same(evidence: TransformEvidence, outputs: ComparedInput, n_inputs: int, precision: str) -> str:
+def _is_surely_identical(evidence: TransformEvidence, a: Weights, b: Weights) -> bool:
+    """The same numbers, run in the same type."""
+    return _is_identical(evidence) and a.dtype_run == b.dtype_run
+
+
+def _types_text(a: Weights, b: Weights, evidence: TransformEvidence, precision: str) -> str:
+    """Where a type that config.json names is coarser than the comparison, or tells two equal files apart."""
+    as_run = precision_as_run(a, b, precision=precision)
+    if _is_surely_identical(evidence, a, b) or (as_run == precision and not _is_identical(evidence)):
+        return ""
+    named = f"{dtype_name(a.dtype_run)} for A and {dtype_name(b.dtype_run)} for B"
+    return f"; as transformers runs them ({named}) the same up to rounding of {as_run}"
+
+
+def _overflow_text(overflow: ComparedInput) -> str:
+    agree = "" if not isfinite(overflow.difference) else ": as stored they agree, and numbers inside overflow"
+    return f"{overflow.overflow}, on an input ({overflow.probe.label}){agree}"
+
+
+def _reason_same(evidence: TransformEvidence, compared: list[ComparedInput], precision: str) -> str:
     assert evidence.worst is not None
     if _is_identical(evidence):
         return "the weights are the same numbers"
+    outputs, n_inputs = worst_input(compared), len(compared)
+    exact = sum(each.dtype == "float64" for each in compared)
+    float64 = f"; on {exact} of them in float64, as numbers inside overflow float32" if exact else ""
     how = {"identity": "the weights as they are", "group": "an element of the group"}.get(
         evidence.kind, "an element of a larger group"
     )
     return (
         f"up to rounding of {precision}: {how} brings B to A within {evidence.worst.ratio:.2g} × rounding (allowed "
         f"{evidence.worst.allowed:.2g}), and outputs differ by at most {outputs.difference:.1e} on {n_inputs} inputs "
-        f"(rounding alone: {outputs.rounding:.1e})"
+        f"(rounding alone: {outputs.rounding:.1e}){float64}"
     )
 
 
@@ -555,12 +600,16 @@ def _place(residual: Residual) -> str:
     return f"{where} ({residual.tensor}: {residual.ratio:.1e} × rounding)"
 
 
-def _reason_unproven(evidence: TransformEvidence, n_inputs: int, failed: tuple[FailedCondition, ...]) -> str:
-    worst = evidence.worst
+def _reason_unproven(
+    evidence: TransformEvidence, compared: list[ComparedInput], failed: tuple[FailedCondition, ...]
+) -> str:
+    worst, overflow = evidence.worst, next((c for c in compared if c.overflow), None)
     obstacle = evidence.obstacle or (
         f"no element found (closest: {worst.tensor}, {worst.ratio:.1e} × rounding)" if worst else "no element found"
     )
-    text = f"outputs agree on {n_inputs} inputs, but {obstacle}"
+    text = f"outputs agree on {len(compared)} inputs, but {obstacle}"
+    if overflow is not None:
+        return f"{obstacle}, and {_overflow_text(overflow)}; it can be the overflow of a re-scaled copy"
     if failed:
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         return f"{text}; the theorem does not apply: {failed[0]}{more}"

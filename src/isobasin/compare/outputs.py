@@ -11,6 +11,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from isobasin.checkpoint import dtype_name
 from isobasin.errors import ArchitectureError
 from isobasin.rounding import perturbed, rounding_units
 from isobasin.runtime import (
@@ -134,13 +135,19 @@ def _images(x: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class ComparedInput:
-    """One input: both outputs (flat), their largest difference and the noise floor, both relative to A's largest."""
+    """One input: both outputs (flat), their largest difference and the noise floor, both relative to A's largest.
+
+    `dtype` is the type in which both models were run: float64 where float32 gives numbers that are not finite.
+    `overflow` says where the outputs of exactly one are finite, in float32 or in the types that the configs name.
+    """
 
     probe: Probe
     a: Tensor = field(repr=False)
     b: Tensor = field(repr=False)
     difference: float
     rounding: float
+    dtype: str = "float32"
+    overflow: str = ""
 
     @property
     def ratio(self) -> float:
@@ -169,7 +176,13 @@ class ComparedInput:
             "output_b": float(self.b[self.output_index]),
             "difference": self.difference,
             "rounding": self.rounding,
+            "run_in": self.dtype,
         }
+
+    @property
+    def finite(self) -> tuple[bool, bool]:
+        a, b = (bool(x.isfinite().all()) for x in (self.a, self.b))
+        return a, b
 
 
 @dataclass(frozen=True)
@@ -189,34 +202,62 @@ class OutputComparison:
     cache: bool = False
     products_of: int = 0
     device: torch.device = CPU  # where large models run
+    dtype: torch.dtype = torch.float32
 
     @property
     def streamed(self) -> bool:
         return Runner(self.a).streamed or Runner(self.b).streamed
 
     def _runner(self, weights: Weights) -> Runner:
-        return Runner(weights, self.attention, self.cache, self.device)
+        return Runner(weights, self.attention, self.cache, self.device, self.dtype)
 
     def _run(self, runner: Runner, inputs: Sequence[Inputs]) -> list[Tensor]:
         found = runner.run(inputs)
         return [_inner_products(x, self.products_of) for x in found] if self.products_of else found
 
     def compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
+        """Differences and noise floors. Inputs on which something is not finite are run again in float64: only there
+        an overflow of a re-scaled copy and a difference can be told apart."""
+        found = self._compare(probes)
+        odd = [k for k, each in enumerate(found) if not (all(each.finite) and isfinite(each.rounding))]
+        try:
+            exact = replace(self, dtype=torch.float64)._compare([probes[k] for k in odd]) if odd else []
+        except ArchitectureError:  # transformers can not run every model in float64
+            exact = [found[k] for k in odd]
+        for k, each in zip(odd, exact):
+            found[k] = replace(each, overflow=_overflow(found[k].finite, (torch.float32, torch.float32)))
+        return found
+
+    def as_named(self, compared: list[ComparedInput]) -> list[ComparedInput]:
+        """The same comparisons, with the overflows of float16 where a config names it: it ends at 65504."""
+        models, inputs = (self.a, self.b), [each.inputs for each in compared]
+        types = self.a.dtype_run, self.b.dtype_run
+        finite = [[each.finite[k] for each in compared] for k in range(2)]
+        for k in range(2):
+            if types[k] == torch.float16:
+                runner = replace(self, dtype=types[k])._runner(models[k])
+                finite[k] = [bool(x.isfinite().all()) for x in runner.run(inputs)]
+        pairs = zip(compared, zip(*finite))
+        return [each if each.overflow else replace(each, overflow=_overflow(pair, types)) for each, pair in pairs]
+
+    def _compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
         """Differences and noise floors; the floor of an input is at least the median over these inputs, because some
         inputs hide rounding by chance."""
         inputs = [probe.inputs for probe in probes]
         outputs_a, outputs_b = (self._run(self._runner(w), inputs) for w in (self.a, self.b))
         floors = [0.0] * len(inputs)
+        wide = None if self.dtype == torch.float64 else torch.float32
         for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
-            units, dtype = rounding_units(weights, self.precision), torch.float32 if Runner(weights).streamed else None
+            units, dtype = rounding_units(weights, self.precision), wide if Runner(weights).streamed else None
             for copy in range(EXPERT_COPIES if weights.arch.expert_spaces else PERTURBED_COPIES):
                 runner = self._runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
                 changed = self._run(runner, inputs)
                 moved = (output_difference(x, y, z) for x, y, z in zip(outputs, changed, outputs_a))
                 floors = [max(floor, each) for floor, each in zip(floors, moved)]
-        usual = sorted(floors)[len(floors) // 2]
+        known = sorted(filter(isfinite, floors)) or [0.0]
+        usual, name = known[len(known) // 2], dtype_name(self.dtype)
         return [
-            ComparedInput(probe, x, y, output_difference(x, y, x), max(floor, usual))
+            ComparedInput(probe, x, y, output_difference(x, y, x), max(floor, usual), name)
             for probe, x, y, floor in zip(probes, outputs_a, outputs_b, floors)
         ]
 
@@ -286,6 +327,14 @@ class OutputComparison:
         return [*compared, *self.compare([probe, reference])[:1]]
 
 
+def _overflow(finite: tuple[bool, bool], types: tuple[torch.dtype, torch.dtype]) -> str:
+    """Which model has outputs that are not finite where those of the other are; empty where both or none has."""
+    if finite[0] == finite[1]:
+        return ""
+    lost, kept = (f"{'AB'[finite.index(each)]} in {dtype_name(types[finite.index(each)])}" for each in (False, True))
+    return f"the outputs of {lost} are not finite, where those of {kept} are"
+
+
 def _inner_products(states: Tensor, width: int) -> Tensor:
     """The inner products of all states of one input, flat."""
     rows = states.reshape(-1, width)
@@ -299,7 +348,8 @@ def worst_input(compared: list[ComparedInput]) -> ComparedInput:
 
 def find_witness(compared: list[ComparedInput]) -> ComparedInput | None:
     """The worst input, if its difference is far above the noise floor. Where rounding destroys the outputs, none; and
-    none where one model leaves the range of float32: the other may be the same function with another scale inside."""
-    usable = [c for c in compared if c.rounding <= MAX_ROUNDING and isfinite(c.difference)]
+    none where outputs of one model are not finite in float32 alone: the other may be the same function with another
+    scale inside."""
+    usable = [c for c in compared if c.rounding <= MAX_ROUNDING and (isfinite(c.difference) or c.dtype == "float64")]
     worst = worst_input(usable) if usable else None
     return worst if worst and worst.ratio > WITNESS_THRESHOLD else None

@@ -36,8 +36,16 @@ OUTPUTS = "outputs"  # name for the tensors that no space moves: the biases of h
 
 def coarsest_precision(*models: Weights, precision: str = "stored") -> str:
     """The name of the coarsest type among the weights, or of the requested one where that is coarser."""
-    worst = max(r.unit for model in models for r in rounding_units(model, precision).values())
-    return next(name for name, dtype in PRECISIONS.items() if rounding_unit(dtype) >= worst)
+    return _coarser_than(max(r.unit for model in models for r in rounding_units(model, precision).values()))
+
+
+def precision_as_run(*models: Weights, precision: str) -> str:
+    """The name of the coarsest among this precision and the types in which transformers runs the models."""
+    return _coarser_than(max(rounding_unit(t) for t in (PRECISIONS[precision], *(m.dtype_run for m in models))))
+
+
+def _coarser_than(unit: float) -> str:
+    return next(name for name, dtype in PRECISIONS.items() if rounding_unit(dtype) >= unit)
 
 
 def sufficient_precision(excess: float, precision: str) -> str | None:
