@@ -4,6 +4,7 @@ The stream is brought to its canonical frame (`stream_frames`). In that frame th
 their signs and the factor inside each head are chosen by comparison with fixed numbers.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from isobasin.alignment.experts import signatures
 from isobasin.arch import Architecture, HeadSpace, Space
-from isobasin.compare.stream_frame import fixed_numbers, in_frame, stream_frames
+from isobasin.compare.stream_frame import fixed_numbers, fixed_signs, in_frame, stream_frames
 from isobasin.compare.uncertainty import (
     LIMIT,
     Doubt,
@@ -35,11 +36,15 @@ from isobasin.symmetries.attention import (
     stacked,
 )
 from isobasin.symmetries.head_balance import query_key_element
+from isobasin.symmetries.mean_coordinates import ReaderMean, WriterMean
 from isobasin.symmetries.normal_form import MOVES, NormalForm, unit_rows
 from isobasin.symmetries.symmetry import norm_group
 from isobasin.symmetries.transform import Transform
-from isobasin.views import Tensors
-from isobasin.weights import ModelSource, load, read_part
+from isobasin.views import AsFloat64, Tensors
+from isobasin.weights import ModelSource, Weights, load, read_part
+
+MUCH_LARGER = 10.0  # a mean beside the matrix it is added to; in ordinary models it is of the same size
+SWAMPED = "a copy may add means that the function does not see, whose rounding is not small beside its weights"
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,15 @@ def canonical_point(source: ModelSource) -> CanonicalPoint:
         ordered = Transform(weights.arch.family, dict(weights.arch.spaces), orders).apply(weights)
         model = NormalForm.for_comparison(ordered)
     sizes: dict[str, float] = {}
-    for space in model.spaces:
-        if space in groups and space not in orders:
-            elements[space], more, sizes[space] = _block_element(model, space, frame, error)
+    means = _mean_sizes(model.weights)
+    for space in model.blocks:
+        swamped = _swamped_share(model, space, means) * noise_of(weights)
+        doubts += large_doubts(space, SWAMPED, min(1.0, swamped))
+        if space in model.spaces and space in groups and space not in orders:
+            # Keys of units that only change places are sums, in which a small matrix counts little.
+            place = weights.arch.spaces[space]
+            more_error = 0.0 if isinstance(place, Space) and place.kind == "permutation" else swamped
+            elements[space], more, sizes[space] = _block_element(model, space, frame, error + more_error)
             doubts += more
     for space, size in sizes.items():
         if size <= noise_of(weights) * max(sizes.values()):
@@ -94,6 +105,32 @@ def canonical_point(source: ModelSource) -> CanonicalPoint:
     gauge = {**NormalForm.for_comparison(whole).transform.gauge, **model.transform.gauge}
     transform = Transform(weights.arch.family, dict(weights.arch.spaces), elements, gauge)
     return CanonicalPoint(transform, tuple(doubts))
+
+
+def _mean_sizes(weights: Weights) -> dict[str, float]:
+    """The matrices with a mean that the function does not see, and how large a copy may have it."""
+    tensors, found = AsFloat64(weights), dict[str, float]()
+    for c in symmetry(weights.arch).coordinates.values():
+        if isinstance(c, ReaderMean | WriterMean) and c.usable(tensors):
+            name, value = c.reader.weight if isinstance(c, ReaderMean) else c.tensor, c.read(tensors)
+            if value.numel() and len(weights.arch.shapes[name]) > 1:
+                found[name] = max(found.get(name, 0.0), float(value.square().mean().sqrt()), c.smallest_sample)
+    return found
+
+
+def _swamped_share(model: NormalForm, space: str, means: Mapping[str, float]) -> float:
+    """How much larger such a mean may be than the matrix without it, balanced; 0 where it is not much larger."""
+    if not any(name in means for name in model.blocks[space]):
+        return 0.0
+    balance, tensors = model.balanced(space)
+    action = Action(model.arch, {space: balance} if balance else {})
+    largest = 0.0
+    for name in tensors.keys() & means.keys():
+        size = float(tensors[name].norm())
+        signs = fixed_signs(f"means {name}", *tensors[name].shape).to(tensors[name])
+        ratio = means[name] * float(action.tensor(name, signs).norm()) / size if size else 0.0
+        largest = max(largest, ratio if ratio > MUCH_LARGER else 0.0)
+    return largest
 
 
 def _block_element(model: NormalForm, space: str, frame: Action, error: float) -> tuple[Element, list[Doubt], float]:
