@@ -34,10 +34,14 @@ from isobasin.errors import IsobasinError
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, norm_gains, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
+from isobasin.symmetries.transform import scramble
 from isobasin.views import Tensors, View
 from isobasin.weights import ModelSource, Weights, load, read_part
 
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
+OUTLIER = 1000.0  # times the usual size of a weight: a number that copies may mix with the others
+COPIES = 4  # scrambled and rounded copies of a model with such numbers
+LARGE = 40_000_000  # weights
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
 EACH = 8  # entries of each kind
 SOFTENING = 0.1  # of the largest table: added to the norm by which a table is divided, so rounding is not amplified
@@ -141,8 +145,28 @@ def fingerprint_with_errors(
     """The fingerprint, and how much a usual rounding of every weight of the file changes each entry, in quanta;
     measured."""
     weights = load(model).resident(device or CPU)
-    here, rounded = invariants(weights, device), invariants(_rounded(weights), device)
-    return _quantised(weights, here), tuple(((here - rounded).abs() / QUANTUM).tolist())
+    here = invariants(weights, device)
+    errors = (here - invariants(_rounded(weights), device)).abs()
+    for copy in _moved_copies(weights):
+        errors = torch.maximum(errors, (here - invariants(copy, device)).abs())
+    return _quantised(weights, here), tuple((errors / QUANTUM).tolist())
+
+
+def _moved_copies(weights: Weights) -> Iterator[Weights]:
+    """Copies of a model with numbers far larger than the others, scrambled and rounded: what these numbers were mixed
+    with is lost in their rounding. None of other models, and none of large ones, where they take too long."""
+    if weights.n_params > LARGE or not _has_outliers(weights):
+        return
+    for seed in range(COPIES):
+        moved = scramble(weights, seed=seed).apply(weights)
+        changes = {n: lambda _, n=n, t=t: moved[n].to(t).to(torch.float64) for n, t in weights.dtypes.items()}  # type: ignore[misc]
+        yield replace(weights, tensors=View(weights, changes), changed=moved.changed, exact=False)
+
+
+def _has_outliers(weights: Weights) -> bool:
+    tensors = [weights[n].to(torch.float64) for n, p in weights.arch.tensors.items() if not p.buffer]
+    sizes = torch.stack([x.square().mean().sqrt() for x in tensors if x.numel()])
+    return max(float(x.abs().max()) for x in tensors if x.numel()) > OUTLIER * float(sizes.median())
 
 
 def entry_errors(model: ModelSource) -> tuple[float, ...]:
@@ -183,15 +207,27 @@ def _signs(name: str, like: Tensor) -> Tensor:
 
 
 def _rounded(weights: Weights) -> Weights:
-    """The model with every weight larger or smaller, by fixed signs, by the root mean square of a rounding error."""
+    """The model with every weight larger or smaller, by fixed signs, by the root mean square of a rounding error.
+
+    In a copy, a large number was mixed with the others of its row, of its column or of the whole tensor before it was
+    rounded, so its error is shared out among them.
+    """
 
     def moved(name: str) -> Tensor:
         x, step = weights[name].to(torch.float64), torch.finfo(weights.dtypes[name]).eps / 12**0.5
-        return x * (1 + step * _signs(name, x))
+        return x + step * _signs(name, x) * _mixed_sizes(x)
 
     names = [n for n, pattern in weights.arch.tensors.items() if not pattern.buffer]
     changes = {name: lambda _, n=name: moved(n) for name in names}
     return replace(weights, tensors=View(weights, changes), changed=weights.changed | set(names), exact=False)
+
+
+def _mixed_sizes(x: Tensor) -> Tensor:
+    """For every number the root mean square of itself, its row, its column and the whole tensor, in equal shares."""
+    squares = x.square()
+    parts = [squares.mean(k, keepdim=True) for k in range(x.dim())] if x.dim() > 1 else []
+    shares = [squares, squares.mean().expand_as(squares), *parts]
+    return (sum(shares[1:], shares[0]) / len(shares)).sqrt()
 
 
 def fingerprint(model: ModelSource, device: torch.device | str | None = None) -> Fingerprint:
