@@ -120,6 +120,7 @@ def attributes_read(weights: Weights) -> set[str] | None:
     try:
         kind, config, options = pretrained_class(weights)
         config._experts_implementation = "batched_mm"  # the plain formula asks which experts are chosen
+        config.chunk_size_feed_forward = 0
         config.use_cache = True  # some keys are read by the cache of keys and values alone, as generation uses it
         parts = {key: inner for key, inner in vars(config).items() if hasattr(inner, "attribute_map")}
         read, of_parts = _recorded(config), {key: _recorded(inner) for key, inner in parts.items()}

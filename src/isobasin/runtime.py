@@ -30,8 +30,8 @@ PLAIN_RUN = {
     "output_attentions": False,
     "output_hidden_states": False,
     "output_router_logits": False,
-    "chunk_size_feed_forward": 0,
 }
+CHUNKS = "chunk_size_feed_forward"  # changes no output, but texts whose length is no multiple of it are refused
 _CHOICES = 2  # answers to one question of a multiple-choice model
 OUTPUTS = (
     "logits",
@@ -343,6 +343,8 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
     settings = _without_types(weights.config) | PLAIN_RUN
     if _more_labels_than_rows(weights):  # transformers makes a name for each
         del settings["num_labels"]
+    if settings.get(CHUNKS) in (None, 0, 1):
+        settings[CHUNKS] = 0
     options: dict[str, Any] = {}
     if name in weights.family.optional_pooler:  # config.json does not say whether there is a pooler
         options["add_pooling_layer"] = any("pooler" in tensor for tensor in weights)
@@ -352,6 +354,20 @@ def pretrained_class(weights: Weights) -> tuple[Any, Any, dict[str, Any]]:
         return kind, made, options
     except Exception as error:  # an odd configuration can make transformers raise anything
         raise _no_model(name, error) from error
+
+
+def require_runnable(weights: Weights) -> None:
+    """Raise unless transformers makes a model of the config and finds every tensor of it; nothing is read or run."""
+    if weights.family.own:
+        return
+    kind, config, options = pretrained_class(weights)
+    try:
+        with torch.device("meta"):
+            model = kind._from_config(config, dtype=torch.float32, **options)
+    except Exception as error:
+        raise _no_model(kind.__name__, error) from error
+    if not weights.family.fused and not weights.arch.expert_spaces:
+        _source_tensors(weights, model)
 
 
 def _more_labels_than_rows(weights: Weights) -> bool:
@@ -379,7 +395,7 @@ def _available(kind: Any, attention: str) -> str:
 
 def _pretrained(weights: Weights, attention: str, cache: bool, dtype: torch.dtype) -> torch.nn.Module:
     kind, config, options = pretrained_class(weights)
-    config.use_cache = cache
+    config.use_cache, config.chunk_size_feed_forward = cache, 0
     attention = _available(kind, attention)
     state = weights.state_dict(torch.promote_types(dtype, torch.float32))
     try:
@@ -395,11 +411,15 @@ def _pretrained(weights: Weights, attention: str, cache: bool, dtype: torch.dtyp
     except Exception as error:
         raise _no_model(kind.__name__, error) from error
     if report["missing_keys"]:  # initialised at random, they would be measured in place of the checkpoint
-        raise ArchitectureError(
-            f"{min(report['missing_keys'])}: transformers expects this tensor in a {kind.__name__}, the checkpoint "
-            "does not have it: complete the folder or correct architectures in config.json"
-        )
+        raise _missing_tensor(min(report["missing_keys"]), kind.__name__)
     return model.eval()
+
+
+def _missing_tensor(name: str, kind: str) -> ArchitectureError:
+    return ArchitectureError(
+        f"{name}: transformers expects this tensor in a {kind}, the checkpoint does not have it: complete the folder "
+        "or correct architectures in config.json"
+    )
 
 
 # -- models of any size ---------------------------------------------------------------------------------------------
@@ -478,7 +498,7 @@ def _streamed_module(
     """The transformers class that config.json names, in this type; hooks read the weights of a module before it runs and
     drop them afterwards."""
     kind, config, options = pretrained_class(weights)
-    config.use_cache = cache
+    config.use_cache, config.chunk_size_feed_forward = cache, 0
     with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = kind._from_config(
             config, attn_implementation=_available(kind, attention), dtype=dtype, **options
@@ -504,7 +524,7 @@ def _source_tensors(weights: Weights, model: torch.nn.Module) -> dict[str, str]:
     for memory, parameter in named.items():
         name = known.get(memory) or by_identity.get(id(parameter)) or weights.arch.aliases.get(memory)
         if name is None:
-            raise ArchitectureError(f"{memory}: transformers expects this tensor, the checkpoint does not have it")
+            raise _missing_tensor(memory, type(model).__name__)
         found[memory] = name
     return found
 

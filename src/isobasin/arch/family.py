@@ -22,7 +22,7 @@ NEUTRAL_KEYS = frozenset(
         *("_attn_implementation", "attn_implementation", "_experts_implementation", "experts_implementation"),
         *("use_cache", "output_attentions", "output_cross_attentions", "output_hidden_states", "output_scores"),
         *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef"),
-        *("return_dict", "return_dict_in_generate", "torchscript", "chunk_size_feed_forward", "pretraining_tp"),
+        *("return_dict", "return_dict_in_generate", "torchscript", "pretraining_tp"),
         *("gradient_checkpointing", "initializer_range", "initializer_factor", "problem_type", "task_specific_params"),
         *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "hidden_dropout_prob"),
         *("attention_probs_dropout_prob", "classifier_dropout", "summary_first_dropout", "dropout", "layerdrop"),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from isobasin.compare.fingerprint import Fingerprint
+    from isobasin.weights import Weights
 
 
 @with_options
@@ -121,15 +122,20 @@ def fingerprint_command(
 ) -> None:
     """Print a short string that scrambled, cast or re-saved copies of a model share. Compare it with --compare: copies
     may round an entry to a neighbouring number, so equality of the strings says nothing."""
-    from isobasin.compare.fingerprint import compare_fingerprints, doubts, fingerprint_with_errors
+    from isobasin.compare.fingerprint import compare_fingerprints, doubts, fingerprint_with_errors, type_doubts
+    from isobasin.runtime import require_runnable
 
-    place = device.find()
-    found, errors = fingerprint_with_errors(memory.load(model), place)
-    facts: dict[str, Any] = {"fingerprint": str(found), "doubts": [doubt.to_dict() for doubt in doubts(errors)]}
+    place, weights = device.find(), memory.load(model)
+    found, errors = fingerprint_with_errors(weights, place)
+    uncertain = [*doubts(errors), *type_doubts(weights)]
+    facts: dict[str, Any] = {"fingerprint": str(found), "doubts": [doubt.to_dict() for doubt in uncertain]}
     if compare is not None:
-        other, more = _read_fingerprint(compare, place, memory)
+        other, more, compared = _read_fingerprint(compare, place, memory)
         both = [max(pair) for pair in zip(errors, more, strict=True)] if more else errors
         result = compare_fingerprints(found, other, both)
+        if not result.steps and compared is not None:  # a damaged config or a missing tensor is not another model
+            require_runnable(weights)
+            require_runnable(compared)
         facts |= {
             "other": str(other),
             "equal": result.equal,
@@ -147,20 +153,22 @@ def fingerprint_command(
 
 def _read_fingerprint(
     text: str, device: "torch.device", memory: MemoryOptions
-) -> "tuple[Fingerprint, tuple[float, ...]]":
-    """A fingerprint given as text, as a file that contains one, or as a model; and the errors of a model's entries."""
+) -> "tuple[Fingerprint, tuple[float, ...], Weights | None]":
+    """A fingerprint given as text, as a file that contains one, or as a model; of a model also the errors of its
+    entries, and the model."""
     from isobasin.compare.fingerprint import VERSIONS, Fingerprint, fingerprint_with_errors
     from isobasin.weights import is_gguf
 
     if text.split(".")[0] in VERSIONS:
-        return Fingerprint.read(text), ()
+        return Fingerprint.read(text), (), None
     path = Path(text)
     try:
         is_file = path.is_file()
     except OSError:
         is_file = False
     if not is_file or is_gguf(path):
-        return fingerprint_with_errors(memory.load(text), device)
+        weights = memory.load(text)
+        return *fingerprint_with_errors(weights, device), weights
     try:
         words = path.read_text(encoding="utf-8-sig").split()  # some editors put a mark in front
     except (OSError, UnicodeDecodeError) as error:
@@ -170,7 +178,7 @@ def _read_fingerprint(
     found = {word for word in words[1:] if word.split(".")[0] in VERSIONS} - {words[0]}
     if found:
         raise IsobasinError(f"--compare {text}: {1 + len(found)} different fingerprints in one file; expected one")
-    return Fingerprint.read(words[0]), ()
+    return Fingerprint.read(words[0]), (), None
 
 
 def distance_lines(facts: dict[str, Any]) -> list[str]:

@@ -44,6 +44,7 @@ Json = Annotated[
 ]
 Verify = Annotated[str, choice("auto, model, none", "Compare outputs: auto, model or none.", rich_help_panel="Output")]
 VERIFY = ("auto", "model", "none")
+MIN_MEMORY = 10**6  # bytes
 MAX_SAMPLES = 10**9
 INITS = ("weights", "activations")
 SELF = Path("self")  # in place of data: text that the two models generate
@@ -111,7 +112,10 @@ class MemoryOptions:
         from isobasin.checkpoint import parse_size
         from isobasin.weights import load
 
-        return replace(load(source), memory=parse_size(self.memory, "--memory"))
+        n_bytes = parse_size(self.memory, "--memory")
+        if n_bytes < MIN_MEMORY:
+            raise IsobasinError(f"--memory {self.memory}: expected at least 1MB, the largest part of a model at a time")
+        return replace(load(source), memory=n_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from isobasin.alignment.experts import router_tensors
 from isobasin.arch import Architecture, Axis, HeadSpace, Space
+from isobasin.checkpoint import dtype_name
 from isobasin.compare.canonical import pair_weights
 from isobasin.compare.stream_frame import fixed_numbers, fixed_signs, joint_blocks, stream_rows, tables
 from isobasin.compare.uncertainty import Doubt, noise_of
@@ -183,6 +184,18 @@ def doubts(errors: Sequence[float]) -> list[Doubt]:
             reason = "rounding of the file changes its entries by more than a quantum"
             found.append(Doubt(kind, reason, largest))
     return found
+
+
+def type_doubts(weights: Weights) -> list[Doubt]:
+    """Whether the type that config.json names, in which transformers runs the model, does not hold its weights: entries
+    are those of the stored numbers."""
+    largest = torch.finfo(weights.dtype_run).max
+    if largest >= torch.finfo(weights.dtype).max:
+        return []
+    names = [name for name, pattern in weights.arch.tensors.items() if not pattern.buffer]
+    size = max(float(weights[name].abs().max()) for name in names if weights[name].numel())
+    reason = f"names {dtype_name(weights.dtype_run)}, which holds numbers up to {largest:.3g}; weights are larger"
+    return [Doubt("config.json", reason, size / largest)] if size > largest else []
 
 
 def _sections() -> Iterator[tuple[str, int, int]]:
