@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tiny
 from isobasin.arch.config import Fields
@@ -128,3 +129,65 @@ def test_rows_that_a_layer_norm_takes_for_zero_stay_so(tmp_path: Path) -> None:
     ids = torch.tensor([[7, 3, 7, 4]])
     before, after = (tiny.load(tmp_path / each).double()(input_ids=ids).last_hidden_state for each in "ab")
     assert float((after - before).abs().max() / before.abs().max().detach()) < 1e-5
+
+
+def with_weight(folder: Path, suffix: str, factor: float) -> Path:
+    """The folder with one tensor scaled."""
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    (name,) = (name for name in tensors if name.endswith(suffix))
+    save_file(tensors | {name: tensors[name] * factor}, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor", "factor"),
+    [
+        ("gpt2-lm-tied", "h.1.mlp.c_proj.weight", 1e20),  # NaN: it was called another group
+        ("bert-masked-lm-tied", "layer.1.output.dense.weight", 1e20),
+        ("llama-gqa", "layers.1.mlp.up_proj.weight", 1e20),  # zeros behind the last norm: it was "at most 0.0e+00"
+    ],
+)
+def test_a_model_that_overflows_float32_is_compared_in_float64(
+    case: str, tensor: str, factor: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.save(tiny.case(case), tmp_path / "model")
+    folder = with_weight(tmp_path / "model", tensor, factor)
+    assert run(["scramble", str(folder), "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "in float64" in said
+    assert "0.0e+00" not in said
+    assert run(["check", str(folder)]) == 0
+    assert "in float64" in capsys.readouterr().out
+
+
+def test_a_wrong_group_is_refused_in_float64_too(
+    model: Path, tmp_path: Path, wrong_group: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_weight(model, "layers.1.mlp.down_proj.weight", 1e20)
+    assert run(["scramble", str(folder), "-o", str(tmp_path / "out")]) == 4
+    assert run(["check", str(folder)]) == 1
+
+
+def test_outputs_that_are_nowhere_finite_verify_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where transformers computes in float32 whatever is asked of it."""
+    nothing = torch.full((9,), torch.nan)
+    monkeypatch.setattr("isobasin.symmetries.check.outputs", lambda *_, **__: nothing)
+    assert run(["scramble", str(model), "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "the model's own outputs are not finite: nothing was verified" in said.err
+    assert "changed by at most" not in said.out
+    assert run(["check", str(model)]) == 2
+    assert "the model's own outputs are not finite: nothing was verified" in capsys.readouterr().err
+
+
+def test_a_copy_that_is_nowhere_finite_is_not_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([torch.ones(9), torch.full((9,), torch.nan)] * 2)
+    monkeypatch.setattr("isobasin.symmetries.check.outputs", lambda *_, **__: next(found))
+    assert run(["scramble", str(model), "-o", str(tmp_path / "out")]) == 2
+    assert "numbers inside the moved model overflow" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

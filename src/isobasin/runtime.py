@@ -428,7 +428,7 @@ def _missing_tensor(name: str, kind: str) -> ArchitectureError:
 @dataclass(frozen=True)
 class Runner:
     """A model that is ready to run: loaded as a whole, or streamed where it is large, then on `device`. `attention` and
-    `cache` as in `module_of`. In `dtype` float64 nothing is computed in float32, also where transformers asks for it."""
+    `cache` as in `module_of`. In float64 nothing is computed in float32, also where transformers asks for it."""
 
     weights: Weights
     attention: str = "eager"
@@ -495,8 +495,8 @@ class _EmptyOnMeta(TorchFunctionMode):
 def _streamed_module(
     weights: Weights, device: torch.device, *, attention: str, cache: bool, dtype: torch.dtype
 ) -> torch.nn.Module:
-    """The transformers class that config.json names, in this type; hooks read the weights of a module before it runs and
-    drop them afterwards."""
+    """The transformers class that config.json names, in this type; hooks read the weights of a module before it runs,
+    and drop them afterwards."""
     kind, config, options = pretrained_class(weights)
     config.use_cache, config.chunk_size_feed_forward = cache, 0
     with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):

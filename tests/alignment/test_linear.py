@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from isobasin.alignment import head_linear
 from isobasin.alignment.head_linear import (
     align_linear,
     align_linear_factors,
@@ -211,3 +212,23 @@ def test_a_head_with_nothing_on_one_side_comes_back_on_the_other(solver: str) ->
     assert bool(found.deficient.all())
     assert linear_residual(*heads, found.u).max() < 1e-9
     assert linear_residual(*heads, torch.eye(4, dtype=torch.float64).expand(3, 4, 4)).min() > 1e-2
+
+
+def test_heads_wider_than_their_matrices_are_solved_where_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four matrices of 3 rows reach 12 of 40 columns: the element is found there, and is the identity elsewhere."""
+    heads = pair("planted", 2, 3, 40, seed=3)
+    sizes = []
+    inner = head_linear.align_linear
+
+    def counted(grams: Grams, **options: object) -> object:
+        sizes.append(grams.gq.shape[-1])
+        return inner(grams, **options)
+
+    monkeypatch.setattr(head_linear, "align_linear", counted)
+    found = align_matrices(*heads)
+    assert sizes == [12]
+    assert float(found.objective.max()) < 1e-12
+    assert float(linear_residual(*heads, found.u).max()) < 1e-9
+    beside = torch.linalg.svd(torch.cat(heads, -2)).Vh[:, 12:]
+    assert torch.allclose(beside @ found.u, beside, atol=1e-9)
+    assert bool(found.deficient.all())

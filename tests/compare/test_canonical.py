@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tiny
-from isobasin.compare.canonical import canonical, canonical_point
+from isobasin.compare.canonical import SWAMPED, canonical, canonical_point
 from isobasin.compare.stream_frame import fixed_numbers
 from isobasin.model import ModelConfig, Transformer
 from isobasin.weights import Weights
@@ -202,3 +202,34 @@ def test_fixed_numbers_never_change() -> None:
     large = fixed_numbers("large", 10_000)
     assert abs(float(large.mean())) < 0.05
     assert float(large.var()) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize(
+    ("name", "tensor", "space"),
+    [
+        ("gpt2-lm-untied", "h.1.mlp.c_proj.weight", "ff1"),
+        ("bert-relu", "layer.1.output.dense.weight", "ff1"),
+        ("gpt2-lm-untied", "h.1.attn.c_proj.weight", "heads1"),
+    ],
+)
+def test_weights_that_means_of_a_copy_swamp_are_in_doubt(name: str, tensor: str, space: str) -> None:
+    """A copy may add means of 0.02 behind a LayerNorm, whose rounding in float32 is as large as weights of 1e-8."""
+    model = tiny_model(name)
+    assert not [doubt for doubt in canonical_point(model).doubts if doubt.reason == SWAMPED]
+    name = next(n for n in model if n.endswith(tensor))
+    tiny_weights = stored(held(model, {name: model[name].double() * 1e-8}), torch.float32)
+    found = [doubt for doubt in canonical_point(tiny_weights).doubts if doubt.reason == SWAMPED]
+    assert [doubt.space for doubt in found] == [space]
+    copy = stored(scrambled(tiny_weights), torch.float32)
+    assert weight_difference(point(copy), point(tiny_weights)) > 1e-3
+
+
+@pytest.mark.hf
+def test_small_weights_behind_a_norm_that_keeps_the_mean_are_in_no_doubt() -> None:
+    model = tiny_model("llama-gqa")
+    name = next(n for n in model if n.endswith("layers.1.mlp.down_proj.weight"))
+    small = stored(held(model, {name: model[name].double() * 1e-8}), torch.float32)
+    assert canonical_point(small).unique
+    copy = stored(scrambled(small), torch.float32)
+    assert weight_difference(point(copy), point(small)) < SAME

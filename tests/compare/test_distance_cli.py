@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+import tiny
 from isobasin.cli import run
 from isobasin.compare.fingerprint import COUNT, fingerprint
 from isobasin.errors import IsobasinError
@@ -155,3 +157,30 @@ def test_help_imports_no_torch() -> None:
     source = "import sys, isobasin.cli.distance; print('torch' in sys.modules, 'typer' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("change", [{"rms_norm_eps": 1}, {"use_return_dict": True}, "missing bias"])
+def test_fingerprint_refuses_what_equal_refuses(
+    change: dict[str, object] | str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged config or a missing tensor is no other model: one line, the same from both commands."""
+    for name in "ab":
+        tiny.save(tiny.case("qwen2-gqa"), tmp_path / name)
+    if isinstance(change, dict):
+        file = tmp_path / "b" / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    else:
+        (file,) = (tmp_path / "b").glob("*.safetensors")
+        tensors = {n: t for n, t in load_file(file).items() if not n.endswith("layers.0.self_attn.q_proj.bias")}
+        save_file(tensors, file, metadata={"format": "pt"})
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert run(["equal", a, b, "--quiet"]) == 2
+    expected = capsys.readouterr().err
+    assert run(["fingerprint", a, "--compare", b]) == 2
+    assert capsys.readouterr().err == expected
+
+
+def test_too_little_memory_is_refused(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["equal", str(models / "a"), str(models / "b"), "--memory", "1B"]) == 2
+    assert "--memory 1B: expected at least 1MB" in capsys.readouterr().err

@@ -12,8 +12,9 @@ import isobasin as ib
 from isobasin.arch import HeadSpace
 from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.equivalence import refine_transform
-from isobasin.errors import IsobasinError
+from isobasin.errors import ArchitectureError, IsobasinError
 from isobasin.groups import Matrix
+from isobasin.runtime import Runner
 from isobasin.weights import untied
 
 pytestmark = pytest.mark.hf
@@ -519,3 +520,76 @@ def test_windows_of_qwen2_moe_are_on_every_second_layer_by_default() -> None:
 def test_a_number_in_place_of_a_list_of_layers_is_refused(name: str, key: str, value: float) -> None:
     with pytest.raises(ib.IsobasinError, match=f"config.json: {key} is .*, expected a list"):
         _ = changed_config(name, **{key: value})[1].settings
+
+
+def named(weights: ib.Weights, dtype: str) -> ib.Weights:
+    """The same numbers under a config that names this type."""
+    return replace(weights, config={**weights.config, "dtype": dtype})
+
+
+def scaled(weights: ib.Weights, name: str, factor: float) -> ib.Weights:
+    return with_tensors(weights, {name: weights[name].double() * factor})
+
+
+GATED = "layers.0.mlp.up_proj.weight"
+
+
+def gated(weights: ib.Weights, end: str = GATED) -> str:
+    return next(name for name in weights if name.endswith(end))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_types_that_configs_name_are_named(dtype: str) -> None:
+    a = tiny_model("llama-gqa")
+    same, copy = ib.equivalent(a, named(a, dtype)), ib.equivalent(named(a, dtype), scrambled_file(a))
+    for found in (same, copy):
+        assert (found.answer, found.precision) == ("same", dtype), str(found)
+        assert f"up to rounding of {dtype}" in found.reason
+    assert same.reason.startswith("the weights are the same numbers")
+    both = ib.equivalent(named(a, dtype), named(a, dtype))
+    assert (both.reason, both.precision) == ("the weights are the same numbers", "float32")
+    # A coarser type that a config names excuses no difference of the stored numbers.
+    assert ib.equivalent(named(a, dtype), named(perturbed(a, gated(a)), dtype)).answer == "different"
+
+
+def test_an_overflow_in_the_type_that_a_config_names_is_not_the_same() -> None:
+    model = tiny_model("llama-gqa")
+    a = scaled(model, gated(model), 1e6)
+    for b in (a, scrambled_file(a)):
+        found = ib.equivalent(a, named(b, "float16"))
+        assert found.answer == "undecided", str(found)
+        assert "the outputs of B in float16 are not finite" in found.reason
+    assert ib.equivalent(model, named(model, "float16")).answer == "same"
+    assert ib.equivalent(named(a, "float16"), named(a, "float16")).answer == "same"
+
+
+def test_outputs_that_are_not_finite_do_not_agree_with_others() -> None:
+    """One model gives NaN in float32, the other numbers: float64 tells whether it is an overflow of the same."""
+    model, other = tiny_model("gpt2-lm-tied"), tiny_model("gpt2-lm-tied", seed=1)
+    a = scaled(model, gated(model, "h.1.mlp.c_proj.weight"), 1e20)
+    found = ib.equivalent(a, other)
+    assert found.answer == "different", str(found)
+    assert found.witness is not None
+    assert found.witness.dtype == "float64"
+    assert found.witness.difference > 0.1
+    copy = ib.equivalent(a, scrambled_file(a))
+    assert copy.answer in ("same", "undecided"), str(copy)
+    assert "float64" in copy.reason or "are not finite" in copy.reason
+
+
+def test_models_that_are_never_finite_and_can_not_run_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without float64 an overflow of a copy and a difference can not be told apart: undecided, with that reason."""
+    model, other = tiny_model("gpt2-lm-tied"), tiny_model("gpt2-lm-tied", seed=1)
+    a = scaled(model, gated(model, "h.1.mlp.c_proj.weight"), 1e25)
+    run = Runner.run
+
+    def narrow(self: Runner, inputs: list[dict[str, Tensor]]) -> list[Tensor]:
+        if self.dtype == torch.float64:
+            raise ArchitectureError("not in float64")
+        return run(self, inputs)
+
+    monkeypatch.setattr(Runner, "run", narrow)
+    found = ib.equivalent(a, other)
+    assert found.answer == "undecided", str(found)
+    assert "can be the overflow of a re-scaled copy" in found.reason
+    assert "outputs agree" not in found.reason

@@ -8,6 +8,7 @@ from compared_models import CASES, FULL, cast, held, noisy, own_model, scrambled
 from hypothesis import given
 from hypothesis import strategies as st
 
+import model_types as mt
 from isobasin.compare.fingerprint import (
     COUNT,
     FIRST_COUNT,
@@ -17,14 +18,16 @@ from isobasin.compare.fingerprint import (
     doubts,
     entry_errors,
     fingerprint,
+    fingerprint_with_errors,
     invariants,
+    type_doubts,
 )
 from isobasin.errors import IsobasinError
 from isobasin.groups import HeadsElement, Matrix
 from isobasin.model import ModelConfig
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.action import Action
-from isobasin.weights import Weights
+from isobasin.weights import Weights, load
 
 COPIES, UNRELATED = (1000, 100) if FULL else (40, 20)
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_head": 4, "d_ff": 12, "d_vocab": 20, "n_positions": 8}
@@ -229,3 +232,37 @@ def test_two_signs_in_every_unit_are_seen(name: str, parts: tuple[str, ...]) -> 
     changes = {n: -a[n] for n in a if any(part in n for part in parts)}
     assert changes
     assert not fingerprint(a).matches(fingerprint(with_tensors(a, changes)))
+
+
+def type_model(name: str, seed: int = 0) -> Weights:
+    model = mt.case(name).build(seed=seed)
+    return load(model, model.config.to_dict() | {"architectures": [type(model).__name__]})
+
+
+@pytest.mark.hf
+def test_copies_of_a_model_with_outliers_are_not_called_different() -> None:
+    """A shift of 3e3 among numbers of one: bfloat16 copies lose what it was mixed with."""
+    model = type_model("gpt_neo-untied")
+    name = next(n for n in model if n.endswith("h.0.ln_1.bias"))
+    large = stored(held(model, {name: model[name] * 1e4}), torch.bfloat16)
+    mine, errors = fingerprint_with_errors(large)
+    assert doubts(errors)
+    for seed in range(4):
+        copy = fingerprint(stored(scrambled(large, seed + 10), torch.bfloat16))
+        assert compare_fingerprints(mine, copy, errors).equal is not False
+    plain, errors = fingerprint_with_errors(stored(model, torch.bfloat16))
+    assert not doubts(errors)
+    other = stored(type_model("gpt_neo-untied", 1), torch.bfloat16)
+    assert compare_fingerprints(plain, fingerprint(other), errors).equal is False
+
+
+@pytest.mark.hf
+def test_a_type_of_the_config_that_does_not_hold_the_weights_is_in_doubt() -> None:
+    model = tiny_model("llama-gqa")
+    named = replace(model, config={**model.config, "dtype": "float16"})
+    assert not type_doubts(named)
+    name = next(n for n in model if n.endswith("up_proj.weight"))
+    large = held(named, {name: named[name] * 1e6})
+    (doubt,) = type_doubts(large)
+    assert "float16" in doubt.reason
+    assert not type_doubts(replace(large, config={**model.config, "dtype": "bfloat16"}))

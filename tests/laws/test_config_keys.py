@@ -94,6 +94,7 @@ VALUES: dict[str, list[Any]] = {
     "torchscript": [True],
     "problem_type": ["regression"],
     "return_dict": [False],
+    "chunk_size_feed_forward": [1, 2, 4],  # 7 tokens are no multiple of the last two
     "some_other_program": [{"version": 3}],
 }
 SHAPES = ("max_position_embeddings", "n_positions", "vocab_size", "tie_word_embeddings")
@@ -335,6 +336,36 @@ def test_a_key_of_a_tower_counts_if_the_tower_reads_it(name: str) -> None:
     assert _digest(a) == _digest(ignored)
     assert "text_config: is_causal" in differing_settings(a, read)
     assert _digest(a) != _digest(read)
+
+
+def refuses_some_lengths(s: Subject, config: dict[str, Any]) -> bool:
+    """Whether transformers makes a model of the config, with the same tensors, that refuses texts of some length."""
+    from transformers import AutoConfig
+
+    settings = {k: v for k, v in copy.deepcopy(config).items() if k not in ("dtype", "torch_dtype")}
+    try:
+        model = type(s.model)._from_config(AutoConfig.for_model(**settings), **s._options).eval()
+        missing = model.load_state_dict(s.model.state_dict(), strict=False).missing_keys
+        model(torch.arange(4)[None])
+    except Exception:  # no model at all, or none of these tensors
+        return False
+    try:
+        model(torch.arange(7)[None])
+    except Exception:
+        return not missing
+    return False
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bert-masked-lm-tied", "llama-classifier"])
+def test_a_key_with_which_transformers_refuses_some_texts_counts(name: str) -> None:
+    """The other tests leave out what transformers can not run, so they see no key that refuses inputs."""
+    s = subject(name)
+    a = s.weights(s.config)
+    refusing = [c for key, c in mutations(name) if s.run(c) is None and refuses_some_lengths(s, c)]
+    assert all(differing_settings(a, s.weights(c)) and _digest(a) != _digest(s.weights(c)) for c in refusing)
+    chunks = {c["chunk_size_feed_forward"] for c in refusing if c.get("chunk_size_feed_forward")}
+    assert chunks == ({2, 4} if name.startswith("bert") else set())
 
 
 def test_the_check_of_scrambled_models_sees_a_wrong_group() -> None:

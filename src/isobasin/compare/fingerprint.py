@@ -159,9 +159,17 @@ def _moved_copies(weights: Weights) -> Iterator[Weights]:
     if weights.n_params > LARGE or not _has_outliers(weights):
         return
     for seed in range(COPIES):
-        moved = scramble(weights, seed=seed).apply(weights)
-        changes = {n: lambda _, n=n, t=t: moved[n].to(t).to(torch.float64) for n, t in weights.dtypes.items()}  # type: ignore[misc]
-        yield replace(weights, tensors=View(weights, changes), changed=moved.changed, exact=False)
+        yield _rounded_to_stored(scramble(weights, seed=seed).apply(weights))
+
+
+def _rounded_to_stored(moved: Weights) -> Weights:
+    """The numbers that a file in the stored types would hold, in float64."""
+
+    def rounded(name: str) -> Tensor:
+        return moved[name].to(moved.dtypes[name]).to(torch.float64)
+
+    changes = {name: lambda _, n=name: rounded(n) for name in moved.dtypes}
+    return replace(moved, tensors=View(moved, changes))
 
 
 def _has_outliers(weights: Weights) -> bool:
