@@ -311,7 +311,7 @@ def test_the_same_weights_with_another_config_are_different(case: str, key: str,
     [
         ("llama-gqa", {"pad_token_id": 7, "attention_dropout": 0.5, "use_cache": False, "another_program": {"v": 1}}),
         ("llama-gqa", {"return_dict": False, "output_attentions": True, "output_hidden_states": True}),
-        ("bert-masked-lm-tied", {"return_dict": False, "chunk_size_feed_forward": 3, "hidden_dropout_prob": 0.9}),
+        ("bert-masked-lm-tied", {"return_dict": False, "chunk_size_feed_forward": 1, "hidden_dropout_prob": 0.9}),
         ("qwen2-gqa", {"sliding_window": 3, "max_window_layers": 0}),
         ("llama-gqa", {"partial_rotary_factor": 0.5}),
     ],
