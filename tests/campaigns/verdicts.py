@@ -37,7 +37,7 @@ import isobasin as ib  # noqa: E402
 import model_types  # noqa: E402
 from isobasin.model import ModelConfig  # noqa: E402
 from isobasin.rounding import perturbed, rounding_unit, rounding_units  # noqa: E402
-from isobasin.runtime import random_inputs, vocabulary_size  # noqa: E402
+from isobasin.runtime import random_inputs, token_key, vocabulary_size, with_tokens  # noqa: E402
 from isobasin.symmetries.coordinate import face_columns  # noqa: E402
 from isobasin.weights import Weights, untied  # noqa: E402
 
@@ -156,6 +156,7 @@ def changes(name: str, per_tensor: int) -> Iterator[Case]:
             dtype, size = list(TYPES)[number % 3], SIZES[number % len(SIZES)]
             part = ("tensor", "row", "entry")[number // 7 % 3]
             start = stored(a, TYPES[dtype])
+            part = part if start[tensor].dim() else "tensor"
             value, row = _changed(start[tensor].double(), part, size * rounding_unit(TYPES[dtype]), number)
             b = stored(held(start, {tensor: value}), TYPES[dtype])
             b = scrambled_file(b, TYPES[dtype], number) if number % 4 == 0 else b
@@ -165,7 +166,7 @@ def changes(name: str, per_tensor: int) -> Iterator[Case]:
 def _changed(t: Tensor, part: str, share: float, seed: int) -> tuple[Tensor, int]:
     """The tensor, one of its rows or one of its entries moved by this share of its norm; and the row."""
     rng = torch.Generator().manual_seed(seed)
-    noise, row = torch.randn(t.shape, generator=rng, dtype=torch.float64), seed % len(t)
+    noise, row = torch.randn(t.shape, generator=rng, dtype=torch.float64), seed % len(t) if t.dim() else 0
     at = {"tensor": ..., "row": row, "entry": (row, *(seed % n for n in t.shape[1:]))}[part]
     t = t.clone()
     t[at] += share * t[at].norm() / noise[at].norm() * noise[at]  # type: ignore[index]
@@ -280,11 +281,11 @@ def _hits(case: Case) -> list[dict[str, Tensor]]:
     """The changed token alone, and between others."""
     found = []
     for token in case.tokens:
-        drawn = random_inputs(case.a, n=2, length=12, seed=2)
-        if "input_ids" in drawn[0]:
-            drawn[0]["input_ids"][:] = token
-            drawn[1]["input_ids"][:, ::2] = token
-            found += drawn
+        for drawn, every in zip(random_inputs(case.a, n=2, length=12, seed=2), (1, 2)):
+            if (key := token_key(drawn)) is not None:
+                ids = drawn[key].flatten(0, -2)[0].clone()
+                ids[::every] = token
+                found.append(with_tokens(case.a, drawn, ids))
     return found
 
 
@@ -348,6 +349,20 @@ def table(results: list[Result]) -> list[dict[str, Any]]:
     return [{"kind": k, "size": size, **{a: n[a] for a in answers}} for (k, size), n in sorted(counts.items())]
 
 
+def written(output: Path, results: list[Result], crashes: list[str]) -> dict[str, Any]:
+    """The table, the crashes and all cases, which are written to the output."""
+    found = {
+        "command": " ".join(["python", "tests/campaigns/verdicts.py", *sys.argv[1:]]),
+        "table": table(results),
+        "wrong": sum(r.wrong for r in results),
+        "crashes": crashes,
+        "cases": [r.to_dict() for r in results],
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON file for the table and all cases")
@@ -367,14 +382,9 @@ def main() -> None:
         results.append(result)
         if result.wrong:
             print("WRONG", json.dumps(result.to_dict()), flush=True)
-    found = {
-        "table": table(results),
-        "wrong": sum(r.wrong for r in results),
-        "crashes": crashes,
-        "cases": [r.to_dict() for r in results],
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
+        if len(results) % 20 == 0:  # a stopped campaign keeps what it has
+            written(options.output, results, crashes)
+    found = written(options.output, results, crashes)
     for row in found["table"]:
         print(row)
     sys.exit(1 if found["wrong"] or crashes else 0)
