@@ -113,8 +113,8 @@ def test_merge_says_before_it_writes_that_an_average_will_not_work(
     a = folder / "a"
     assert run(["merge", str(a), str(folder / "other"), "-o", str(tmp_path / "bad")]) == 0
     out, err = capsys.readouterr()
-    assert "the average will probably not work: after alignment, layers of model 1" in err
-    assert "the average will probably not work" in out
+    assert "the average will probably be worse than the models: after alignment, layers of model 1" in err
+    assert "the average will probably be worse than the models" in out
     facts = answered(capsys, "merge", a, folder / "copy", "-o", tmp_path / "good")
     assert facts["warning"] is None
     assert "warning" in repr(ib.merge([a, folder / "other"]))

@@ -99,17 +99,17 @@ class MergeResult(Shown):
 
     @property
     def warning(self) -> str:
-        """Why the average will probably not work; empty where nothing speaks against it, nothing was aligned, or it was
-        learned: a low loss on the path needs no small distance."""
+        """Why the average will probably be worse than the models; empty where nothing speaks against it, nothing was
+        aligned, or it was learned: a low loss on the path needs no small distance."""
         left = {i: _layers_left(found) for i, found in enumerate(self.alignments) if found is not None}
         far = [f"{i} ({distance:.2g})" for i, distance in left.items() if distance >= FAR]
         if not far or self.recipe.matcher in ("learned", "LearnedMatching"):
             return ""
         reference = 0 if self.recipe.to == "mean" else self.recipe.to
         return (
-            f"the average will probably not work: after alignment, layers of model {', '.join(far)} are still about as "
-            f"far from those of model {reference} as unrelated ones (1 and more, as a share of their norm); measure it "
-            "with `isobasin path`"
+            f"the average will probably be worse than the models: after alignment, layers of model {', '.join(far)} "
+            f"are still about as far from those of model {reference} as unrelated ones (1 and more, as a share of "
+            "their norm); measure it with `isobasin path`"
         )
 
     @cached_property
