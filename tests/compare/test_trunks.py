@@ -137,6 +137,21 @@ def test_a_scrambled_copy_with_another_head_has_the_same_trunk(name: str, swappe
     assert "left out: " in found.reason
 
 
+@pytest.mark.parametrize("zeros", [1, 8, 16])
+def test_gains_of_zero_before_the_head_are_no_part_of_it(zeros: int) -> None:
+    """A head can undo any gain of the last norm but zero. The control: other gains, which it can undo."""
+    first, second = build("Llama", ("ForCausalLM", {}), 0), build("Llama", ("ForSequenceClassification", {}), 1)
+    give_trunk(first, second)
+    gain = "model.norm.weight"
+    a, b = load(first), load(second)
+    for factor, same in ((0.0, False), (3.0, True)):
+        gains = b[gain].clone()
+        gains[:zeros] *= factor
+        found = equivalent(a, replace(b, tensors={**{n: b[n] for n in b}, gain: gains}))
+        assert (found.answer == "same") is same, found.reason
+        assert (f"{gain} is zero in other places" in found.reason) is not same
+
+
 @pytest.mark.parametrize("name", TWO_STACKS)
 def test_encoder_decoders_share_their_trunk(name: str) -> None:
     """Behind the last norm of an encoder its gain moves into cross attention, and that of the bare class is shown."""

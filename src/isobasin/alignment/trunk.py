@@ -21,6 +21,7 @@ from isobasin.alignment.comparable import check_comparable, weight_names
 from isobasin.alignment.result import LeftOut
 from isobasin.arch import Architecture, Pattern, Space, describe, identity_fields
 from isobasin.errors import ArchitectureError
+from isobasin.symmetries.coordinate import negligible
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64, Change, Tensors, View
@@ -57,6 +58,19 @@ class TrunkPair:
             {name: g for name, g in transform.elements.items() if self.shared & set(blocks[name])},
             {name: value for name, value in transform.gauge.items() if name in free},
         )
+
+
+def lost_gain(pair: TrunkPair) -> str | None:
+    """The gain of a norm that heads alone read, if it is zero in other places of A than of B: heads can absorb any gain
+    but zero."""
+    arch = pair.b.arch
+    for norm in arch.norms.values():
+        absorbed = not any(reader.weight in pair.shared for reader in arch.readers(norm.name))
+        if norm.gain in pair.shared and absorbed:
+            zero_a, zero_b = (negligible(AsFloat64(model)[norm.gain]) for model in (pair.a, pair.b))
+            if not torch.equal(zero_a, zero_b):
+                return norm.gain
+    return None
 
 
 def trunk_pair(a: Weights, b: Weights, *, largest_group: bool = False) -> TrunkPair | None:

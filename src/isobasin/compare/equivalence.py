@@ -19,7 +19,7 @@ from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import LeftOut
-from isobasin.alignment.trunk import TrunkPair, stream_of, trunk_pair
+from isobasin.alignment.trunk import TrunkPair, lost_gain, stream_of, trunk_pair
 from isobasin.checkpoint import dtype_name
 from isobasin.compare.degenerate import FailedCondition, failed_conditions, remove_degeneracies
 from isobasin.compare.distance import require_equal
@@ -226,8 +226,9 @@ def _equivalent(
     report("comparing the weights as stored")
     settings = differing_settings(outputs.a, outputs.b)
     element = replace(pair.as_stored(), settings=settings)
-    if settings:
-        element = replace(element, kind="none", transform=None, residuals=(), obstacle=_settings_text(settings))
+    obstacle = _settings_text(settings) if settings else _lost_gain_text(trunk)
+    if obstacle:
+        element = replace(element, kind="none", transform=None, residuals=(), obstacle=obstacle)
     stored = element.residuals
     report("running both models")
     inputs = probes(outputs.a, outputs.b, seed=seed, brief=outputs.streamed)
@@ -377,6 +378,8 @@ class _ModelPair:
 
     def align_balanced(self, found: TransformEvidence) -> TransformEvidence:
         """A transform found between the two models with balanced heads, where those of one are far from it."""
+        if found.transform is None:
+            return found
         balance_a, balance_b = _head_balance(self.a), _head_balance(self.b)
         if not balance_a.elements and not balance_b.elements:
             return found
@@ -390,6 +393,11 @@ class _ModelPair:
         matcher = WeightMatching(scope="model")
         found = align(b, to=a, matcher=matcher, dtype="float32", device=self.device, verify=False)
         return TransformEvidence(kind, found.transform, self.residuals(a, b, found.transform))
+
+
+def _lost_gain_text(trunk: TrunkPair | None) -> str:
+    gain = lost_gain(trunk) if trunk is not None and trunk.heads else None
+    return f"{gain} is zero in other places of A than of B, which no head can undo" if gain else ""
 
 
 def _settings_text(settings: Mapping[str, tuple[Any, Any]]) -> str:
