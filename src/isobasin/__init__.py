@@ -70,6 +70,7 @@ _FURTHER = {
 _OLD = {"Likeness": "DistanceResult", "Many": "JointAlignment"}
 
 if TYPE_CHECKING:
+    from isobasin.alignment.align import Matcher as Matcher
     from isobasin.alignment.align import align as align
     from isobasin.alignment.matchers import ActivationMatching as ActivationMatching
     from isobasin.alignment.matchers import WeightMatching as WeightMatching
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from isobasin.learn.matching import LearnedMatching as LearnedMatching
     from isobasin.merging.adapters import merge_adapters as merge_adapters
     from isobasin.merging.adapters import move_adapter as move_adapter
+    from isobasin.merging.joint_alignment import Aligner as Aligner
     from isobasin.merging.joint_alignment import JointAlignment as JointAlignment
     from isobasin.merging.joint_alignment import align_many as align_many
     from isobasin.merging.merge import merge as merge

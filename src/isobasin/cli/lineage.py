@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isobasin.cli.options import Force, PrintOptions, with_options
+from isobasin.cli.options import Force, PrintOptions, choice, with_options
 from isobasin.cli.output import emit, existing, measured_cost, progress
 from isobasin.errors import printable
 
@@ -25,7 +25,7 @@ def lineage_command(
     base: Annotated[
         str | None, typer.Option(metavar="MODEL", help="One of the models: its relatives come from it.")
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="local (processes) or ray (RAY_ADDRESS).")] = "local",
+    engine: Annotated[str, choice("local, ray", "local (processes) or ray (RAY_ADDRESS).")] = "local",
     workers: Annotated[
         int | None, typer.Option(min=1, max=1024, metavar="N", help="Tasks at a time; by default one per core.")
     ] = None,
