@@ -6,6 +6,8 @@ from itertools import islice
 import pytest
 import verdicts
 
+from isobasin.compare import outputs
+
 pytestmark = pytest.mark.hf
 
 
@@ -23,6 +25,16 @@ def test_no_wrong_verdict(cases, first, step) -> None:  # type: ignore[no-untype
     for case in islice(cases(), first, None, step):
         result = verdicts.judge(case)
         assert not result.wrong, result.to_dict()
+
+
+def test_a_floor_of_few_perturbed_copies_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a model in which numbers of 3e19 cancel: two perturbed copies of each side miss how much rounding does.
+    The control: without further copies the verdict is wrong."""
+    wanted = ("copy of a small part", "unit", 1e-20)
+    case = next(c for c in verdicts.small_parts("cohere2-tied") if (c.kind, c.what, c.size) == wanted)
+    assert verdicts.judge(case).verdict.answer == "undecided"
+    monkeypatch.setattr(outputs, "CONFIRMED", 0.0)
+    assert verdicts.judge(case).wrong
 
 
 def test_a_wrong_verdict_is_noticed() -> None:

@@ -32,6 +32,8 @@ SAME_THRESHOLD = 5.0  # the same; above it outputs do not confirm that two model
 CERTAIN_THRESHOLD = 30.0  # the same; above it large unrelated models are not aligned
 MAX_ROUNDING = 0.5  # of outputs, relative to the largest; above it rounding leaves nothing to compare
 PERTURBED_COPIES = 2  # per model
+CONFIRMING_COPIES = 8  # the same, for an input with a ratio between WITNESS_THRESHOLD and CONFIRMED
+CONFIRMED = 300.0
 EXPERT_COPIES = 8  # the same with experts: rounding exchanges one of them on few inputs only, and then changes much
 SEARCH_ROUNDS, SEARCH_VARIANTS = 12, 4
 MAX_PRINTED = 4096  # numbers of an input in JSON
@@ -226,7 +228,17 @@ class OutputComparison:
             exact = [found[k] for k in odd]
         for k, each in zip(odd, exact):
             found[k] = replace(each, overflow=_overflow(found[k].finite, (torch.float32, torch.float32)))
-        return found
+        return found if self.streamed else self._confirmed(found)
+
+    def _confirmed(self, compared: list[ComparedInput]) -> list[ComparedInput]:
+        """The same, with the noise floors of inputs that might be witnesses from more perturbed copies: where large
+        numbers cancel, most copies change the outputs far less than a few do."""
+        close = [k for k, each in enumerate(compared) if WITNESS_THRESHOLD < each.ratio <= CONFIRMED]
+        if close:
+            again = self._compare([compared[k].probe for k in close], first=PERTURBED_COPIES, copies=CONFIRMING_COPIES)
+            for k, each in zip(close, again):
+                compared[k] = replace(compared[k], rounding=max(compared[k].rounding, each.rounding))
+        return compared
 
     def as_named(self, compared: list[ComparedInput]) -> list[ComparedInput]:
         """The same comparisons, with the overflows of float16 where a config names it: it ends at 65504."""
@@ -240,16 +252,19 @@ class OutputComparison:
         pairs = zip(compared, zip(*finite))
         return [each if each.overflow else replace(each, overflow=_overflow(pair, types)) for each, pair in pairs]
 
-    def _compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
+    def _compare(
+        self, probes: Sequence[Probe], *, first: int = 0, copies: int = PERTURBED_COPIES
+    ) -> list[ComparedInput]:
         """Differences and noise floors; the floor of an input is at least the median over these inputs, because some
-        inputs hide rounding by chance."""
+        inputs hide rounding by chance. `first` is the number of the first perturbed copy."""
         inputs = [probe.inputs for probe in probes]
         outputs_a, outputs_b = (self._run(self._runner(w), inputs) for w in (self.a, self.b))
         floors = [0.0] * len(inputs)
         wide = None if self.dtype == torch.float64 else torch.float32
         for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
             units, dtype = rounding_units(weights, self.precision), wide if Runner(weights).streamed else None
-            for copy in range(EXPERT_COPIES if weights.arch.expert_spaces else PERTURBED_COPIES):
+            count = max(copies, EXPERT_COPIES) if weights.arch.expert_spaces else copies
+            for copy in range(first, first + count):
                 runner = self._runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
                 changed = self._run(runner, inputs)
                 moved = (output_difference(x, y, z) for x, y, z in zip(outputs, changed, outputs_a))
