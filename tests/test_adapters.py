@@ -285,6 +285,15 @@ def test_keys_without_effect_are_accepted(config: dict[str, Any], tmp_path: Path
     assert len(found.modules) == llama().config.num_hidden_layers
 
 
+def test_an_adapter_prints_in_a_few_lines(tmp_path: Path) -> None:
+    found = Adapter.open(adapter_folder(llama(), tmp_path / "ad", targets=("q_proj", "v_proj")))
+    text = repr(found)
+    assert text.startswith("LoRA adapter")
+    assert f"modules  {len(found.modules)}" in text
+    assert len(text.splitlines()) == 4
+    assert found._repr_html_().startswith("<div>")
+
+
 def test_an_adapter_of_scale_zero_is_moved_as_the_nothing_that_it_adds(tmp_path: Path) -> None:
     folder = adapter_folder(llama(), tmp_path / "a", targets=("q_proj",), lora_alpha=0)
     base = ib.load(llama())

@@ -464,3 +464,13 @@ def test_our_own_mistakes_say_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert out == ""
     assert err.startswith("isobasin: internal error, ZeroDivisionError: by nothing; please report it")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["study"]])
+def test_without_a_command_the_help_is_printed_whole(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    out, err = capsys.readouterr()
+    lines = (out + err).splitlines()
+    assert any(line.startswith("Usage: isobasin") for line in lines)
+    assert len(lines) > 10
+    assert "shows how" not in err

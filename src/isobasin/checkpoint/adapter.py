@@ -19,6 +19,7 @@ from torch import Tensor
 from isobasin.checkpoint.folder import find_folder, is_adapter, read_object, write_object
 from isobasin.checkpoint.header import TensorInfo, read_header
 from isobasin.checkpoint.reader import Checkpoint, PickledFiles
+from isobasin.display import Shown, Summary
 from isobasin.errors import CheckpointError, brief
 from isobasin.files import AtomicOutput, disk_errors
 
@@ -68,8 +69,8 @@ class Factors:
         return found
 
 
-@dataclass(frozen=True)
-class Adapter:
+@dataclass(frozen=True, repr=False)
+class Adapter(Shown):
     """An adapter: its configuration, and the factors of every module it changes (read when asked for)."""
 
     config: Mapping[str, Any]
@@ -78,6 +79,15 @@ class Adapter:
     embeddings: frozenset[str] = frozenset()
     biased: tuple[str, ...] = ()  # modules whose bias is replaced
     path: Path | None = None
+
+    def summary(self) -> Summary:
+        """Its base and its rank, and how many modules it changes."""
+        facts = {
+            "base": self.config.get("base_model_name_or_path") or "not named",
+            "rank": self.config.get("r"),
+            "modules": f"{len(self.modules)}, with the bias of {len(self.biased)}",
+        }
+        return Summary("LoRA adapter", facts)
 
     @classmethod
     def open(cls, path: str | Path) -> "Adapter":

@@ -101,7 +101,9 @@ def run(arguments: list[str]) -> int:
         return stop.exit_code
     except TyperException as error:
         message = error.format_message()
-        if message:  # `isobasin` without arguments has printed its help and has no message
+        if type(error).__name__ == "NoArgsIsHelpError":  # `isobasin` alone: its help, in newer versions as the message
+            sys.stderr.write(f"{message}\n" if message else "")
+        elif message:
             note(one_line(f"isobasin: {message} ({_command_path(arguments)} --help shows how)"))
         return 2
     except (KeyboardInterrupt, typer.Abort):

@@ -121,7 +121,7 @@ def fingerprint_command(
     json: Json = False,
 ) -> None:
     """Print a short string that scrambled, cast or re-saved copies of a model share. Compare it with --compare: copies
-    may round an entry to a neighbouring number, so equality of the strings says nothing."""
+    may round an entry to a neighbouring number, so different strings alone say nothing."""
     from isobasin.compare.fingerprint import compare_fingerprints, doubts, fingerprint_with_errors, type_doubts
     from isobasin.runtime import require_runnable
 

@@ -27,7 +27,7 @@ Kept = Literal["naive", "start", "learned"]
 ROUNDING = 1e-6  # relative error of a mean loss in float32: closer losses count as equal
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LearnedAlignment(Alignment):
     """An alignment that was learned: the held-out barriers of the three candidates, and which of them was kept."""
 
