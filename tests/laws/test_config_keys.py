@@ -31,8 +31,7 @@ from isobasin.symmetries.transform import scramble
 
 pytestmark = pytest.mark.hf
 
-SHORT = ("gpt2-classifier", "bert-masked-lm-tied", "vit-bare", "llama-classifier", "mistral-gqa", "qwen2-gqa")
-SHORT += ("phi3-half-rotary", "gpt_neox-quarter-rotary")
+SHORT = ("gpt2-classifier", "bert-masked-lm-tied", "vit-bare", "llama-classifier", "gpt_neox-quarter-rotary")
 FULL = (
     "gpt2-lm-tied",
     "gpt2-bare",
@@ -44,7 +43,7 @@ FULL = (
 )
 FULL += ("vit-masked-image", "llama-gqa", "llama-bare", "llama-rope-yarn", "llama-rope-llama3", "mistral-window")
 FULL += ("qwen2-classifier", "gpt_neox-classifier", "gpt_neox-bare", "gpt_neox-half-rotary")
-SHORT += ("gemma-tied",)
+FULL += ("mistral-gqa", "qwen2-gqa", "phi3-half-rotary")
 FULL += tuple(each.name for each in mt.MODEL_TYPES if each.name not in (*SHORT, "t5-own-head"))  # its config says tied
 CASES = SHORT + (FULL if os.environ.get("ISOBASIN_SLOW") == "1" else ())
 SEEN = 1e-4  # relative to the largest output: far above rounding
