@@ -1,5 +1,6 @@
 """A family of one's own: drafted from a checkpoint, proved or refuted by `check`, used by commands and by `load`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,9 @@ def test_a_wrong_draft_is_refuted_and_corrected(tmp_path: Path, capsys: pytest.C
         ("FAMILIES = (1,)", "no FAMILIES in it"),
         ("import no_such_module", "ModuleNotFoundError"),
         ("def", "SyntaxError"),
+        ("raise SystemExit", "SystemExit"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise BaseException('two\\nlines')", "BaseException: two lines"),
         (None, "no such file"),
     ],
 )
@@ -90,3 +94,47 @@ def test_a_process_finds_the_families_of_the_one_that_started_it(
     file.write_text(drafted(model, capsys))
     monkeypatch.setenv(user_family.VARIABLE, str(file))
     assert ib.load(model).arch.family == "seed_oss"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('zz')", "KeyError: 'zz'"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit", "SystemExit"),
+        ("return None", "returns None, expected an Architecture"),
+        ("return 5", "returns 5, expected an Architecture"),
+    ],
+)
+def test_a_function_that_fails_is_a_mistake_in_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, message: str
+) -> None:
+    model, file = saved(tmp_path / "a", "SeedOss"), tmp_path / "family.py"
+    start, head, rest = drafted(model, capsys).partition("(config):\n")
+    assert head
+    file.write_text(f"{start}{head}    {body}\n{rest}")
+    assert run(["info", str(model), "--family", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert str(file) in said
+    assert said.count("\n") == 1
+
+
+def test_an_interrupt_is_none_of_the_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "family.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        user_family.use_family(tmp_path / "family.py")
+
+
+def test_json_stays_json_whatever_the_file_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = saved(tmp_path / "a", "SeedOss"), tmp_path / "family.py"
+    draft = drafted(model, capsys)
+    assert run(["families", "--draft", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"draft": draft}
+    start, head, rest = draft.partition("(config):\n")
+    file.write_text(f"print('at first')\n{start}{head}    print('later')\n{rest}")
+    assert run(["info", str(model), "--family", str(file), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["family"] == "seed_oss"
+    assert "at first" in printed.err
+    assert "later" in printed.err

@@ -83,7 +83,7 @@ def families_command(
 ) -> None:
     """List the model types: the symmetry group of a well-known model, the classes covered, symmetries not used."""
     if draft is not None:
-        _print_draft(draft)
+        _print_draft(draft, json)
         return
     from isobasin.arch import FAMILIES
     from isobasin.symmetries import Symmetry, group_of
@@ -115,13 +115,14 @@ def _family_lines(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _print_draft(model: str) -> None:
+def _print_draft(model: str, as_json: bool) -> None:
     from isobasin.arch.draft import draft_family
     from isobasin.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(model)
     shapes = {name: tuple(info.shape) for name, info in checkpoint.infos.items()}
-    typer.echo(draft_family(checkpoint.config, shapes), nl=False)
+    source = draft_family(checkpoint.config, shapes)
+    emit({"draft": source}, source.removesuffix("\n").split("\n"), as_json)
 
 
 def _without_rotary(arch: "Architecture") -> "Architecture":
