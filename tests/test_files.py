@@ -442,7 +442,10 @@ def test_force_replaces_files_of_the_same_kind_only(tmp_path: Path) -> None:
         "witness": safetensors({"isobasin-witness": "1"}),
         "path result": b'{\n "kind": "isobasin.path", "schema": 1}',
         "page": b'<!doctype html>\n<p class="brand">isobasin</p>',
-        "figure": b"\x89PNG\r\n",
+        "figure": b"\x89PNG\r\n\x1a\n: tEXtSoftware\x00Matplotlib",
+        "photograph.png": b"\x89PNG\r\n\x1a\n",
+        "drawing.svg": b"<?xml version='1.0'?><svg/>",
+        "paper.pdf": b"%PDF-1.7\n",
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)

@@ -159,11 +159,14 @@ def test_bad_arguments_are_clear_errors(tmp_path: Path) -> None:
     assert (tmp_path / "path.png").exists()
 
 
-def test_an_older_figure_is_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "path.svg"
-    out.write_text("<?xml version='1.0'?> an older one")
-    assert "an older one" not in written(plot_path, out).read_text("utf-8")
-    out.write_text("no picture")
-    with pytest.raises(IsobasinError, match="not a figure of isobasin, so it is not replaced"):
-        plot_path(document(), out)
-    assert out.read_text() == "no picture"
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+def test_an_older_figure_is_replaced(tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"path.{ending}"
+    older = written(plot_path, out).read_bytes() + b"an older one"
+    out.write_bytes(older)
+    assert b"an older one" not in written(plot_path, out).read_bytes()
+    for other in (b"no picture", b"<?xml version='1.0'?><svg/>", b"\x89PNG\r\n\x1a\n", b"%PDF-1.7\n"):
+        out.write_bytes(other)
+        with pytest.raises(IsobasinError, match="not a figure of isobasin, so it is not replaced"):
+            plot_path(document(), out)
+        assert out.read_bytes() == other

@@ -364,7 +364,10 @@ _MAX_HEADER = 100_000_000  # bytes, as in the safetensors library
 _BEGINNINGS: dict[FileKind, tuple[int, re.Pattern[bytes]]] = {
     "path result": (100, re.compile(rb'\{\s*"kind":\s*"isobasin\.path"')),
     "page": (2**20, re.compile(rb'(?is)<!doctype html.*<p class="brand">isobasin</p>')),
-    "figure": (100, re.compile(rb"\x89PNG|%PDF|<\?xml|<svg")),
+    "figure": (
+        2**12,
+        re.compile(rb"(?s)(\x89PNG|<\?xml).*Matplotlib|%PDF-1\.4\n%\xac\xdc \xab\xba"),
+    ),  # as matplotlib writes
 }
 
 
@@ -400,11 +403,11 @@ def check_output_file(
 
 def check_kind(path: Path, kind: FileKind, *, error: type[IsobasinError] = IsobasinError) -> None:
     """Raise if there is a file at `path` that we did not write as this kind."""
-    if path.exists() and not _is_of_kind(path, kind):
+    if path.exists() and not is_of_kind(path, kind):
         raise error(f"{path}: not a {kind} of isobasin, so it is not replaced; choose another name, or delete it first")
 
 
-def _is_of_kind(path: Path, kind: FileKind) -> bool:
+def is_of_kind(path: Path, kind: FileKind) -> bool:
     """Whether a file is what we write as this kind; an empty one is of any kind."""
     with path.open("rb") as stream:
         if kind in SAFETENSORS_MARKS:

@@ -322,6 +322,22 @@ def test_figures_are_drawn_from_the_json_and_are_the_same_each_time(tmp_path: Pa
     assert not re.search(r"\bp[0-9a-f]{10}\b", first)
 
 
+def test_a_report_replaces_only_pages_and_figures_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_cell(tmp_path / "study", shares={"weights": 0.1})
+    notes, figures = tmp_path / "notes.html", tmp_path / "study" / "figures"
+    photograph = figures / "vit-cifar-10-rope-6x4x192-first-attention.svg"
+    figures.mkdir()
+    for mine, kind in ((notes, "page"), (photograph, "figure")):
+        mine.write_text("<?xml version='1.0'?><svg>MINE</svg>")
+        assert run(["study", "report", str(tmp_path / "study"), "-o", str(notes)]) == 2
+        said = capsys.readouterr().err
+        assert f"{mine.name}: not a {kind} of isobasin, so it is not replaced" in said
+        assert said.count("\n") == 1
+        assert "MINE" in mine.read_text()
+        assert list(figures.iterdir()) == [photograph][: kind == "figure"]
+        mine.unlink()
+
+
 def test_a_report_takes_its_old_figures_away_and_nothing_else(tmp_path: Path) -> None:
     one_cell(tmp_path, shares={"weights": 0.1})
     write_study_report(tmp_path)
@@ -332,7 +348,8 @@ def test_a_report_takes_its_old_figures_away_and_nothing_else(tmp_path: Path) ->
     assert set(summary["figures"]) == first
     outside = tmp_path / "outside.svg"
     outside.write_text("elsewhere")
-    summary["figures"] += ["gone.svg", "../outside.svg"]  # removed by hand; a name that is none of ours
+    # Removed by hand; a name that is none of ours; a file that is none of ours.
+    summary["figures"] += ["gone.svg", "../outside.svg", "mine.svg"]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     study = json.loads((tmp_path / "study.json").read_text("utf-8"))
     for cell in study["cells"]:

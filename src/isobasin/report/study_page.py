@@ -3,11 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isobasin.errors import IsobasinError
-from isobasin.files import atomic_write, check_output_file, disk_errors
+from isobasin.files import atomic_write, check_kind, check_output_file, disk_errors, is_of_kind
 from isobasin.path.barrier import CONNECTED_NATS
 from isobasin.report import figures, text
 from isobasin.report.layout import (
@@ -83,8 +84,9 @@ def write_study_report(folder: Path, output: Path | None = None, *, watch: Watch
     study = read_study(folder)
     check_output_file(place, force=True, kind="page")
     names = {path.name for path in write_figures(study, folder / FIGURES, watch)}
-    for name in _old_figures(folder) - names:
-        (folder / FIGURES / name).unlink(missing_ok=True)
+    for old in (folder / FIGURES / name for name in _old_figures(folder) - names):
+        if old.is_file() and is_of_kind(old, "figure"):
+            old.unlink()
     rows = [summary_row(cell) for cell in study.cells]
     write_json(folder / SUMMARY, {"name": study.name, "cells": rows, "figures": sorted(names)})
     atomic_write(place, render(study))
@@ -643,8 +645,10 @@ def write_figures(study: Study, folder: Path, watch: Watch | None = None) -> lis
         folder.mkdir(parents=True, exist_ok=True)
     found: list[Path] = []
     drawings = list(_drawings(study))
-    for done, (name, size, draw) in enumerate(drawings, 1):
-        paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    places = [[folder / f"{name}{suffix}" for suffix in SUFFIXES] for name, _, _ in drawings]
+    for path in chain(*places):
+        check_kind(path, "figure")
+    for done, (paths, (_, size, draw)) in enumerate(zip(places, drawings, strict=True), 1):
         figures.new_figure(paths, size, draw, dpi=DPI)
         found += paths
         if watch:
