@@ -1,15 +1,22 @@
 """Commands that move a model run it before and after, and write nothing if its outputs change."""
 
 import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import isobasin as ib
+import model_types as mt
 import tiny
 from isobasin.arch.config import Fields
 from isobasin.cli import run
+from isobasin.errors import VerificationError
+from isobasin.symmetries.check import require_same_outputs
 
 pytestmark = pytest.mark.hf
 
@@ -44,6 +51,45 @@ def test_a_group_that_is_not_the_models_is_refused(
     assert run(arguments) == 4
     assert "outputs would differ" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def with_router(folder: Path, change: Callable[[torch.Tensor], object]) -> Path:
+    model = mt.model_type("mixtral-untied").build(3).float()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("gate.weight"):
+                change(tensor)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_experts_whose_scores_tie_are_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = with_router(tmp_path / "tied", lambda rows: rows.zero_())
+    assert run(["scramble", str(model), "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(
+        r"router \S*gate\.weight: rows 0 and 1 are equal, so which experts are taken hangs on rounding", said
+    )
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert run(["check", str(model)]) == 2
+    assert "rows 0 and 1 are equal" in capsys.readouterr().err
+    assert run(["scramble", str(model), "-o", str(tmp_path / "out"), "--verify", "none"]) == 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_ties_that_change_nothing_excuse_no_change(tied: bool, tmp_path: Path) -> None:
+    """Experts with equal rows are equal themselves, or no rows are equal; then another tensor is changed."""
+    before = ib.load(with_router(tmp_path / "a", lambda rows: rows[1].copy_(rows[0]) if tied else None))
+    tensors = {name: tensor.clone() for name, tensor in before.items()}
+    for name, tensor in tensors.items():
+        if tied and ".experts.1." in name:
+            tensor.copy_(tensors[name.replace(".experts.1.", ".experts.0.")])
+    before = replace(before, tensors=tensors)
+    name = next(name for name in tensors if name.endswith("o_proj.weight"))
+    after = replace(before, tensors=tensors | {name: 1.1 * tensors[name]})
+    with pytest.raises(VerificationError, match="outputs would differ"):
+        require_same_outputs(before, after)
 
 
 def test_without_verification_the_wrong_group_is_not_noticed(model: Path, tmp_path: Path, wrong_group: None) -> None:

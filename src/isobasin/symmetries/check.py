@@ -15,7 +15,7 @@ from isobasin.runtime import CPU, Inputs, output_difference, outputs, random_inp
 from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform, Value, scramble
-from isobasin.views import AsFloat64
+from isobasin.views import AsFloat64, View
 from isobasin.weights import ModelSource, Weights, load
 
 TOLERANCE_PER_LAYER = 1e-5  # float32
@@ -72,6 +72,8 @@ def check(model: ModelSource, *, seed: int = 0) -> Check:
         per_space, dtype = (per_space, dtype) if exact is None else (exact, torch.float64)
     if per_space is None:
         raise IsobasinError(f"{NOT_FINITE}; look for weights that are too large")
+    if max(per_space.values(), default=0.0) > tolerance:
+        _refuse_ties(weights, random_inputs(weights, seed=seed), CPU, dtype, tolerance)
     if any(heads.qk_norm or heads.shared_rotary for heads in weights.arch.heads()):
         return Check(per_space, tolerance, None, None, dtype_name(dtype))
     predicted, measured = attention_nullity(weights, seed=seed)
@@ -126,7 +128,7 @@ def require_same_outputs(
 
     Raises VerificationError if outputs change by more than rounding: by more than the tolerance, and by more than they
     change when every weight is rounded to float32. Where numbers inside a model overflow float32, this shows nothing,
-    and both are run in float64.
+    and both are run in float64. Raises IsobasinError if experts are tied, so that outputs can not show it.
     """
     inputs, place = random_inputs(before, seed=seed), device or CPU
     reference, moved = (outputs(each, inputs, place) for each in (before, after))
@@ -154,10 +156,50 @@ def require_same_outputs(
             "numbers inside the moved model overflow: its outputs are not finite where those of the model are; nothing "
             "written: its weights are too large; --verify none writes it all the same"
         )
+    _refuse_ties(before, inputs, place, getattr(torch, dtype), allowed)
     raise VerificationError(
         f"the moved model's outputs would differ by {largest:.1e} (allowed {allowed:.1e}): its symmetry group is "
         "not what isobasin expects; nothing written: please report config.json and the tensors' shapes"
     )
+
+
+def _refuse_ties(
+    weights: Weights, inputs: Sequence[Inputs], device: torch.device, dtype: torch.dtype, allowed: float
+) -> None:
+    """Raise if outputs of the model itself change when experts with equal rows of their router change places."""
+    ties = {space: groups for space in weights.arch.expert_spaces if (groups := _tied_experts(weights, space))}
+    if not ties:
+        return
+    here, there = (_run(each, inputs, device, dtype) for each in (weights, _with_turned_experts(weights, ties)))
+    if here is None or there is None or output_difference(here, there) <= allowed:
+        return
+    space, ((first, second, *_), *_) = next(iter(ties.items()))
+    raise IsobasinError(
+        f"router {weights.arch.router_of(space)}: rows {first} and {second} are equal, so which experts are taken "
+        "hangs on rounding: outputs show nothing; make the rows differ; --verify none writes a model all the same"
+    )
+
+
+def _tied_experts(weights: Weights, space: str) -> list[list[int]]:
+    """The experts of a layer whose scores are always equal, in groups: their rows and biases of the router are."""
+    rows = [weights[name] for name in weights.arch.blocks[space]]
+    scores = torch.cat([x.reshape(len(x), -1).to(CPU, torch.float64) for x in rows], 1)
+    _, group_of, sizes = scores.unique(dim=0, return_inverse=True, return_counts=True)
+    return [(group_of == group).nonzero().flatten().tolist() for group in (sizes > 1).nonzero().flatten()]
+
+
+def _with_turned_experts(weights: Weights, ties: Mapping[str, list[list[int]]]) -> Weights:
+    """The model in which each tied expert has the place of the one before it; routers stay."""
+    places = weights.arch.expert_tensors
+    sources = {
+        name: source
+        for space, groups in ties.items()
+        for group in groups
+        for here, there in zip(group, group[1:] + group[:1], strict=True)
+        for name, source in zip(places[space][here], places[space][there], strict=True)
+    }
+    changes = {name: lambda tensors, source=source: tensors[source] for name, source in sources.items()}
+    return replace(weights, tensors=View(weights, changes), checkpoint=None)
 
 
 def _all_finite(*outputs: Tensor) -> bool:
