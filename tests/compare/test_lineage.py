@@ -13,11 +13,12 @@ from compared_models import FULL, noisy, perturbed, scrambled_file, small_model,
 from lineage_models import Family
 
 import isobasin as ib
+from isobasin.alignment.trunk import with_vocabulary
 from isobasin.cli import run
 from isobasin.compare.averages import combined
 from isobasin.compare.derivation import Basis
-from isobasin.compare.lineage import Lineage
-from isobasin.compare.sketch import in_order
+from isobasin.compare.lineage import SAME_TRUNK, Lineage
+from isobasin.compare.sketch import Moved, MoveTo, in_order
 from isobasin.errors import IsobasinError
 from isobasin.report.lineage_page import render
 from isobasin.weights import Weights
@@ -298,6 +299,62 @@ def test_models_with_other_heads_are_compared_on_their_trunk() -> None:
     (edge,) = ib.lineage([models[0], same]).edges
     assert (edge.kind, edge.distance) == ("relative", 0)
     assert "they differ in heads" in edge.evidence
+
+
+def test_a_scrambled_model_and_one_with_fewer_tokens_are_compared_on_the_tokens_of_both() -> None:
+    model = stored(tiny_model("llama-gqa"), torch.float32)
+    fewer = stored(with_vocabulary(model, model.config["vocab_size"] - 3), torch.float32)
+    for pair in ([scrambled_file(model), fewer], [model, scrambled_file(fewer)]):
+        (edge,) = ib.lineage(pair).edges
+        assert (edge.kind, edge.evidence) == ("relative", SAME_TRUNK)
+
+
+def test_a_scrambled_model_and_one_with_other_heads_are_compared_on_their_trunk() -> None:
+    lm, classifier = (tiny_model(name) for name in ("bert-masked-lm-tied", "bert-classifier"))
+    same = with_tensors(classifier, {n: lm[n] for n in classifier if n in lm})
+    (edge,) = ib.lineage([lm, scrambled_file(same)]).edges
+    assert edge.kind == "relative"
+    assert edge.distance < 1e-5
+
+
+def test_the_models_of_a_cluster_may_have_other_heads_than_the_one_that_is_aligned() -> None:
+    lm, classifier = (tiny_model(name) for name in ("bert-masked-lm-tied", "bert-classifier"))
+    same = with_tensors(classifier, {n: lm[n] for n in classifier if n in lm})
+    there = scrambled_file(same)
+    head = with_tensors(lm, {n: there[n] for n in lm if n in there})
+    for models in ([lm, same, there, head], [same, lm, head, there]):
+        found = ib.lineage(models)
+        assert len(found.trees) == 1
+        assert not found.edges_of("undecided")
+
+
+def test_a_singular_system_is_no_average() -> None:
+    x = {"t": torch.ones(5, dtype=torch.float64)}
+    basis = Basis((x, x, x, x))
+    gram = torch.zeros(4, 4, dtype=torch.float64)
+    gram[1:, 1:] = -(2.0**-60)  # as rounding may leave it of equal models
+    vars(basis)["gram"] = gram
+    assert basis.residuals(0, torch.tensor([[1, 2], [2, 3]])).isinf().all()
+    assert list(basis.mixtures(0, [1, 2, 3], 0.7)) == []
+
+
+def test_a_pair_that_can_not_be_compared_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, a, b = three()
+    moves = MoveTo.__call__
+
+    def fails(task: MoveTo) -> Moved | None:
+        raise KeyError("no such tensor")
+
+    monkeypatch.setattr(MoveTo, "__call__", fails)
+    found = ib.lineage([base, a, scrambled_file(b)], names=["base", "a", "b"], workers=1)
+    assert found.edges_of("relative")[0].child == "a"
+    (edge,) = found.edges_of("undecided")
+    assert {*edge.parents, edge.child} & {"b"}
+    assert edge.evidence == "not compared: KeyError: 'no such tensor'"
+    assert edge.to_dict()["distance"] is None
+    assert "not compared" in render(found)
+    monkeypatch.setattr(MoveTo, "__call__", moves)
+    assert not ib.lineage([base, a, scrambled_file(b)], workers=1).edges_of("undecided")
 
 
 def test_layers_that_are_repeated_show_no_direction() -> None:

@@ -16,6 +16,7 @@ from isobasin.compare.sketch import Numbers
 
 LEAST_WEIGHT = 0.02  # of a parent in an average
 EXACT_SHARE = 0.1  # of the distance to the nearest parent: an average leaves no more than this
+EQUAL = 1e-7  # distance of two models that are equal but for the rounding of float32
 MOST_PARENTS = 4
 MOST_MIXTURES = 12  # of one size that are looked at
 LEAST_ZEROS = 0.05  # share of exact zeros that only a pruned model has
@@ -113,21 +114,31 @@ class Basis:
         scale = blocks.diagonal(dim1=1, dim2=2).amax(1).clamp_min(1e-300)
         system = blocks / scale[:, None, None] + 1e-12 * torch.eye(size, dtype=torch.float64)
         ones = torch.ones(len(parents), size, 1, dtype=torch.float64)
-        solution = torch.linalg.solve(system, ones)[..., 0]
+        solved, singular = torch.linalg.solve_ex(system, ones)
+        solution = solved[..., 0]
         total = solution.sum(1)
         weights = solution / total[:, None]
         left = (scale / total).clamp_min(0).sqrt()
-        return torch.where((weights >= LEAST_WEIGHT / 2).all(1), left, torch.inf)
+        return torch.where((singular == 0) & (weights >= LEAST_WEIGHT / 2).all(1), left, torch.inf)
 
     def mixtures(self, child: int, among: Sequence[int], share: float) -> Iterator[Mixture]:
         """Averages that leave at most this share of the distance to the nearest parent: those of few parents first,
         among them those that leave least."""
+        among = self._different(child, among)
         for size in range(2, min(MOST_PARENTS, len(among)) + 1):
             sets = torch.tensor(list(combinations(among, size)))
             left = self.residuals(child, sets) / self.distances[child][sets].amin(1).clamp_min(1e-300)
             order = torch.argsort(left)[: int((left <= share).sum())][:MOST_MIXTURES]
             found = (self.mixture(child, each) for each in sets[order].tolist())
             yield from (m for m in found if m is not None and m.residual <= share * m.nearest)
+
+    def _different(self, child: int, among: Sequence[int]) -> list[int]:
+        """Those that are equal neither to the model nor to another of them: weights of equal parents mean nothing."""
+        found: list[int] = []
+        for other in among:
+            if all(float(self.distances[other, o]) > EQUAL for o in (child, *found)):
+                found.append(other)
+        return found
 
     # -- zeros ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -24,6 +25,9 @@ from isobasin.compare.averages import AverageCheck, PrunedCheck
 from isobasin.compare.derivation import LEAST_ZEROS, Basis, Mixture
 from isobasin.compare.distance import check_same_blocks
 from isobasin.compare.sketch import (
+    NOT_COMPARABLE,
+    Attempt,
+    Failed,
     Moved,
     MoveTo,
     Numbers,
@@ -32,6 +36,7 @@ from isobasin.compare.sketch import (
     agreement,
     do,
     gram_similarity,
+    reason_of,
     renamed,
     repeats_layers,
     stored_layers,
@@ -110,7 +115,8 @@ class Edge:
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": self.kind, "parents": list(self.parents), "child": self.child}
-        found |= {"direction": "known" if self.directed else "unknown", "distance": self.distance}
+        distance = self.distance if isfinite(self.distance) else None
+        found |= {"direction": "known" if self.directed else "unknown", "distance": distance}
         found |= {"weights": list(self.weights)} if self.weights else {}
         found |= {"layers": list(self.layers)} if self.layers is not None else {}
         return found | {"evidence": self.evidence}
@@ -213,7 +219,9 @@ class Lineage(Shown):
     def summary(self) -> Summary:
         """The edges, one row for each."""
         alone = [tree[0] for tree in self.trees if len(tree) == 1]
-        rows = [(str(edge), f"{edge.distance:.3g}", edge.evidence) for edge in self.edges]
+        rows = [
+            (str(edge), f"{edge.distance:.3g}" if isfinite(edge.distance) else "", edge.evidence) for edge in self.edges
+        ]
         facts = {"unrelated": ", ".join(alone)} if alone else {}
         title = f"{len(self.models)} models in {len(self.trees)} groups"
         return Summary(title, facts, ("relation", "distance", "evidence"), rows)
@@ -282,6 +290,10 @@ class _Counted:
         self.total += len(tasks)
         return self.run(tasks, self._one_more) if tasks else []
 
+    def attempts(self, tasks: Sequence[Any]) -> list[Any]:
+        """The same for comparisons: one that can not be made has the result `Failed`, and the others go on."""
+        return self([Attempt(task) for task in tasks])
+
     def _one_more(self) -> None:
         self.done += 1
         if self.watch:
@@ -322,6 +334,7 @@ class _Search:
     edges: list[Edge] = field(default_factory=list)
     similarity: dict[tuple[int, int], float] = field(default_factory=dict)
     distance: dict[tuple[int, int], float] = field(default_factory=dict)
+    failed: dict[tuple[int, int], str] = field(default_factory=dict)  # by pair, why it could not be compared
 
     @cached_property
     def weights(self) -> list[Weights]:
@@ -340,7 +353,11 @@ class _Search:
         )  # a model that can not be read is reported before any is compared
         families = [family for group in self._groups for family in self._families(group)]
         for family in families:
-            self._read_off(family)
+            try:
+                self._read_off(family)
+            except NOT_COMPARABLE as error:
+                for i, j in combinations(family.members, 2):
+                    self._note_failed(i, j, reason_of(error))
         self._compare_depths(families)
         trees = self._connect()
         models = [
@@ -380,6 +397,17 @@ class _Search:
         if distance is not None:
             self.distance[key] = min(distance, self.distance.get(key, float("inf")))
 
+    def _note_failed(self, i: int, j: int, reason: str) -> None:
+        self.failed[min(i, j), max(i, j)] = reason
+
+    def _noted(self, result: Any, *models: int) -> bool:
+        """Whether a comparison of the first of these models with the others could not be made; the reason is kept."""
+        if not isinstance(result, Failed):
+            return False
+        for other in models[1:]:
+            self._note_failed(models[0], other, result.reason)
+        return True
+
     def _add(self, kind: Kind, parents: Sequence[int], child: int, distance: float, evidence: str, **more: Any) -> None:
         names = tuple(self.names[p] for p in parents)
         directed = kind not in ("copy", "relative", "undecided")
@@ -400,6 +428,9 @@ class _Search:
             trunk_pair(a, b, largest_group=True)
         except ArchitectureError:
             return False
+        except NOT_COMPARABLE as error:
+            self._note_failed(i, j, reason_of(error))
+            return False
         return True
 
     # -- families ---------------------------------------------------------------------------------------------------
@@ -418,10 +449,12 @@ class _Search:
             if not tasks:
                 families.append(self._seed(clusters[waiting.pop(0)]))
                 continue
-            moved = self.run([self._move(clusters[c], y, x, families[f]) for c, f, y, x, _ in tasks])
+            moved = self.run.attempts([self._move(clusters[c], y, x, families[f]) for c, f, y, x, _ in tasks])
             for (c, f, y, x, alike), result in zip(tasks, moved, strict=True):
                 tried[c, f] = alike
-                if c in waiting and result is not None and self._joins(families[f], clusters[c], y, x, result):
+                if isinstance(result, Failed):
+                    self._note_failed(x, y, result.reason)
+                elif c in waiting and result is not None and self._joins(families[f], clusters[c], y, x, result):
                     waiting.remove(c)
         return families
 
@@ -560,9 +593,9 @@ class _Search:
             return []
         others = [o for o in kept if o != k and family.moved_by[order[o]] is not family.moved_by[i]]
         nearest = sorted(others, key=lambda o: float(basis.distances[k, o]))[:MOST_CHECKS]
-        results = self.run([PrunedCheck(self.sources[i], self.sources[order[o]]) for o in nearest])
-        pairs = zip(nearest, results, strict=True)
-        return [(found.zeros, o) for o, found in pairs if found.left <= self._rounding(i, order[o])]
+        results = self.run.attempts([PrunedCheck(self.sources[i], self.sources[order[o]]) for o in nearest])
+        made = [(o, found) for o, found in zip(nearest, results, strict=True) if not self._noted(found, i, order[o])]
+        return [(found.zeros, o) for o, found in made if found.left <= self._rounding(i, order[o])]
 
     # -- averages ---------------------------------------------------------------------------------------------------
 
@@ -601,7 +634,10 @@ class _Search:
         """Look closely at averages of models that are stored in several bases: align their parents to what they add."""
         tasks = [(k, m) for k, ms in close.items() if k not in exact for m in ms[:MOST_CHECKS]]
         checks = [self._average_check(order, k, m, family) for k, m in tasks]
-        for (k, mixture), check, (weights, residual) in zip(tasks, checks, self.run(checks), strict=True):
+        for (k, mixture), check, result in zip(tasks, checks, self.run.attempts(checks), strict=True):
+            if self._noted(result, *(order[o] for o in (k, *mixture.parents))):
+                continue
+            weights, residual = result
             if residual <= (AVERAGE_MOVED if check.scattered else AVERAGE_BESIDE) * mixture.nearest:
                 exact.setdefault(k, []).append(replace(mixture, weights=weights, residual=residual))
 
@@ -632,9 +668,12 @@ class _Search:
         for deep in families:
             shorter = [f for f in families if self._is_shorter(f.members[0], deep.members[0])]
             for short in shorter:
-                for found in self._in_deeper_basis(short, deep):
-                    if self.names[found.model] not in copies:
-                        self._layers_edge(found, deep, copies)
+                try:
+                    for found in self._in_deeper_basis(short, deep):
+                        if self.names[found.model] not in copies:
+                            self._layers_edge(found, deep, copies)
+                except NOT_COMPARABLE as error:
+                    self._note_failed(short.members[0], deep.members[0], reason_of(error))
 
     def edges_of(self, *kinds: Kind) -> list[Edge]:
         return [edge for edge in self.edges if edge.kind in kinds]
@@ -665,9 +704,9 @@ class _Search:
             if alike >= GRAM_LEAST:
                 tasks.append(([y, *(i for i in cluster if i != y)], x))
         moves = [MoveTo(tuple(self.sources[i] for i in c), self.sources[x], deep.moved_by[x]) for c, x in tasks]
-        results = self.run(moves)
+        results = self.run.attempts(moves)
         for (cluster, x), moved in zip(tasks, results, strict=True):
-            if moved is None or moved.layers is None:
+            if self._noted(moved, cluster[0], x) or moved is None or moved.layers is None:
                 continue
             similar = agreement(deep.numbers[x], moved.numbers[0])
             self._note(x, cluster[0], similar)
@@ -720,7 +759,9 @@ class _Search:
             known = notes.get((i, j)) or notes.get((j, i))
             if known is None:
                 same = distance <= self._rounding(i, j) and not self._has_same_tensors(i, j)
-                self._add("relative", [i], j, distance, SAME_TRUNK if same else NEAR)
+                evidence = SAME_TRUNK if same else NEAR
+                more = f"; not compared further: {self.failed[i, j]}" if (i, j) in self.failed else ""
+                self._add("relative", [i], j, distance, evidence + more)
             else:
                 self.edges.append(known)
         self._point_away_from_base(parts, number)
@@ -752,8 +793,11 @@ class _Search:
                 self._add("descendant", [root], i, distance, evidence)
 
     def _note_undecided(self, parts: "_Parts") -> None:
+        for (i, j), reason in sorted(self.failed.items()):
+            if parts.find(i) != parts.find(j):
+                self._add("undecided", [i], j, float("nan"), f"not compared: {reason}")
         for (i, j), similar in sorted(self.similarity.items()):
-            if UNDECIDED <= similar < RELATED and parts.find(i) != parts.find(j):
+            if (i, j) not in self.failed and UNDECIDED <= similar < RELATED and parts.find(i) != parts.find(j):
                 evidence = f"half alike (median cosine {similar:.2f}): more than unrelated models, less than relatives"
                 self._add("undecided", [i], j, self.distance.get((i, j), 1.0), evidence)
 

@@ -23,7 +23,7 @@ from isobasin.arch import Architecture
 from isobasin.compare.distance import check_same_blocks, layer_similarities, pairs_by_depth, stream_maps
 from isobasin.compare.fingerprint import Fingerprint, fingerprint
 from isobasin.compare.stream_frame import fixed_bits, stream_rows
-from isobasin.errors import ArchitectureError
+from isobasin.errors import ArchitectureError, IsobasinError, TransformError, is_memory_problem, one_line
 from isobasin.rounding import rounding_unit
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import NormalForm
@@ -38,6 +38,7 @@ SAME_LAYER = 1 - 1e-4  # cosine of two tensors of copied layers
 EMBEDDINGS_THRESHOLD = 0.35  # similarity of embeddings and head, below which two models are not aligned
 
 Numbers = Mapping[str, Tensor]  # sampled, by tensor
+NOT_COMPARABLE = (IsobasinError, KeyError, ValueError, RuntimeError)  # errors of torch are RuntimeErrors
 CPU = torch.device("cpu")
 
 
@@ -97,7 +98,7 @@ class MoveTo:
 
     def __call__(self) -> Moved | None:
         to, first = load(self.to).resident(CPU), load(self.members[0]).resident(CPU)
-        to = to if self.transform is None else self.transform.apply(to)
+        to = to if self.transform is None else applied(self.transform, to)
         layers, names = None, {name: name for name in first.arch.tensors}
         if to.arch.sizes.n_layers != first.arch.sizes.n_layers:
             layers = kept_layers(to, first)
@@ -105,10 +106,10 @@ class MoveTo:
                 return None
             names = renamed(first.arch, to.arch, layers)
             to = with_layers(first, to, names)
-        if not self.always and 1 - embedding_distance_or_none(to, first) < EMBEDDINGS_THRESHOLD:
+        if not self.always and 1 - table_distance(to, first) < EMBEDDINGS_THRESHOLD:
             return None
         found = transform_to(first, to)
-        moved = (sampled(read_part(found.apply(load(each).resident(CPU)))) for each in self.members)
+        moved = (moved_numbers(found, load(each).resident(CPU), first) for each in self.members)
         return Moved(found, tuple({names.get(n, n): x for n, x in each.items()} for each in moved), layers)
 
 
@@ -122,12 +123,33 @@ def transform_to(b: Weights, a: Weights) -> Transform:
     return found if pair is None else pair.of_whole(found, b)
 
 
-def embedding_distance_or_none(a: Weights, b: Weights) -> float:
-    """What the best map of the stream leaves of embeddings and head; 0 where it can not be said."""
+def applied(transform: Transform, model: Weights) -> Weights:
+    """The moved model. Its head may be another one than that of the model that the transform was made for: what
+    concerns only that one is left out."""
+    arch, free = model.arch, symmetry(model.arch).coordinates
+    elements = {name: g for name, g in transform.elements.items() if name in arch.spaces}
+    gauge = {name: value for name, value in transform.gauge.items() if name in free}
+    return replace(transform, spaces=dict(arch.spaces), elements=elements, gauge=gauge).apply(model)
+
+
+def moved_numbers(transform: Transform, model: Weights, first: Weights) -> Numbers:
+    """The sampled numbers of a model that is moved by a transform for another one; of their trunk alone, where the
+    head of the model has a smaller group."""
     try:
-        return embedding_distance(a, b, device=CPU)
-    except ArchitectureError:  # other heads, or another vocabulary
-        return 0.0
+        return sampled(read_part(applied(transform, model)))
+    except TransformError:
+        pair = trunk_pair(model, first)
+        if pair is None:
+            raise
+        numbers = sampled(replace(transform, spaces=dict(pair.a.arch.spaces)).apply(pair.a))
+        return {name: x for name, x in numbers.items() if name in pair.shared and name not in pair.rows}
+
+
+def table_distance(a: Weights, b: Weights) -> float:
+    """What the best map of the stream leaves of embeddings and head; of those that both have, where heads differ."""
+    pair = trunk_pair(a, b)
+    one, two = (a, b) if pair is None else (pair.a, pair.b)
+    return embedding_distance(one, two, device=CPU)
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------
@@ -256,6 +278,35 @@ def in_order(similarities: Sequence[Sequence[float]]) -> tuple[int, ...]:
             total, rows = best[column - 1]
             best[column] = max(best[column], (total + values[column - 1], (*rows, row)))
     return best[-1][1]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a comparison could not be made."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A task that compares models. Its result is `Failed` if they can not be compared: heads or tensors that do not
+    fit, or a singular system."""
+
+    task: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        try:
+            return self.task()
+        except NOT_COMPARABLE as error:
+            if is_memory_problem(error):
+                raise
+            return Failed(reason_of(error))
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line, with its type if it is none of ours."""
+    words = str(error) if isinstance(error, IsobasinError) else f"{type(error).__name__}: {error}"
+    return one_line(words)
 
 
 def do(task: Any) -> Any:

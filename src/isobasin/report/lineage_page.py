@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 from isobasin.compare.lineage import Edge, Lineage, Row
@@ -156,7 +157,7 @@ def _edges(found: Lineage) -> Html | None:
             edge.kind,
             ", ".join(short(parent, _NAME) for parent in edge.parents) if edge.weights is None else edge.words,
             "known" if edge.directed else "not known",
-            text.number(edge.distance, 2),
+            text.number(edge.distance, 2) if isfinite(edge.distance) else "",
             element("td", edge.evidence, class_="evidence"),
         )
         for edge in found.edges
