@@ -182,7 +182,7 @@ def wrong_edges(found: Any, truth: Truth) -> list[str]:
         if edge.kind in ("copy", "cast"):
             rounded = truth.get(edge.child, ("", {})) == ("cast", {edge.parents[0]: 1.0})
             true = child == parents[0] and (rounded or not edge.directed)
-        elif not edge.directed:
+        elif not edge.directed and edge.weights is None:
             true = origin(child) == origin(parents[0])
         else:
             kind, weights = truth.get(child, ("", {}))

@@ -16,9 +16,9 @@ import isobasin as ib
 from isobasin.alignment.trunk import with_vocabulary
 from isobasin.cli import run
 from isobasin.compare.averages import combined
-from isobasin.compare.derivation import Basis
+from isobasin.compare.derivation import Basis, shows_average
 from isobasin.compare.lineage import SAME_TRUNK, Lineage
-from isobasin.compare.sketch import Moved, MoveTo, in_order
+from isobasin.compare.sketch import Moved, MoveTo, in_order, sampled
 from isobasin.errors import IsobasinError
 from isobasin.report.lineage_page import render
 from isobasin.weights import Weights
@@ -56,7 +56,7 @@ class History:
 
     def check_complete(self, found: Lineage, kind: str) -> None:
         """Every model with known parents has its edge, and every copy is one."""
-        seen = {self.original(e.child.removeprefix(f"{kind}-")): e for e in found.edges if e.directed}
+        seen = {self.original(e.child.removeprefix(f"{kind}-")): e for e in found.edges if e.directed or e.weights}
         for child, (relation, _) in self.parents.items():
             assert child in seen, child
             assert seen[child].kind == relation
@@ -207,6 +207,41 @@ def test_an_average_is_found_with_its_weights_and_a_point_beside_the_line_is_not
     beside = stored(noisy(average([a, b], [0.25, 0.75]), 3e-3, 3), torch.float32)  # as a point of a straight run may be
     assert kinds_of(ib.lineage([a, b, beside])) == {"relative"}
     assert kinds_of(ib.lineage([base, a, b])) == {"relative"}
+
+
+def extrapolated(a: Weights, b: Weights, share: float, dtype: torch.dtype = torch.float32) -> Weights:
+    """b + share (a − b)."""
+    return stored(combined(a, [a, b], [share, 1 - share], 1.0), dtype)
+
+
+@pytest.mark.parametrize("share", [2.0, 1.5, 1.1])
+def test_an_extrapolation_does_not_make_its_end_an_average(share: float) -> None:
+    base, a, _ = three()
+    found = ib.lineage([base, a, extrapolated(a, base, share)], names=["base", "a", "x"])
+    (edge,) = found.edges_of("merge")
+    assert (edge.child, edge.directed) == ("a", False)
+    assert edge.evidence.endswith("; or base or x is an extrapolation of the others")
+    assert edge.words.endswith("direction not known")
+    assert [row.name for row in found.outline if row.edge is edge] == ["a"]
+
+
+def test_an_extrapolation_that_is_scrambled_shows_no_direction() -> None:
+    base, a, _ = three(n_layers=1)
+    found = ib.lineage([base, a, scrambled_file(extrapolated(a, base, 2.0))], names=["base", "a", "x"])
+    assert all(not edge.directed for edge in found.edges)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_the_rounding_of_an_average_shows_its_direction(dtype: torch.dtype, share: float) -> None:
+    _, a, b = three()
+    a, b = stored(a, dtype), stored(b, dtype)
+    m = stored(combined(a, [a, b], [share, 1 - share], 1.0), dtype)
+    numbers = [sampled(each) for each in (m, a, b)]
+    assert shows_average(numbers[0], numbers[1:], [share, 1 - share])
+    assert not shows_average(numbers[1], [numbers[0], numbers[2]], [1 / share, 1 - 1 / share])
+    x = extrapolated(a, b, 1 / share, dtype)
+    assert not shows_average(numbers[1], [sampled(x), numbers[2]], [share, 1 - share])
 
 
 def test_an_average_of_scrambled_parents_is_found_in_a_basis_of_its_own() -> None:

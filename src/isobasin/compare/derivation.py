@@ -17,6 +17,8 @@ from isobasin.compare.sketch import Numbers
 LEAST_WEIGHT = 0.02  # of a parent in an average
 EXACT_SHARE = 0.1  # of the distance to the nearest parent: an average leaves no more than this
 EQUAL = 1e-7  # distance of two models that are equal but for the rounding of float32
+COMPUTED = 0.95  # share of the numbers of a model that was computed from others, which rounding gives
+MOST_COMPUTED, LEAST_COMPUTED = 2**15, 2**6  # numbers of a model, and of a tensor, that are computed again
 MOST_PARENTS = 4
 MOST_MIXTURES = 12  # of one size that are looked at
 LEAST_ZEROS = 0.05  # share of exact zeros that only a pruned model has
@@ -154,3 +156,58 @@ class Basis:
             count += len(x)
             square += float((x - y)[x != 0].square().sum()) / self.scales[n] ** 2
         return new / count, old / count, square**0.5
+
+
+# -- which of several models on a line was computed -------------------------------------------------------------------
+
+
+def shows_average(child: Numbers, parents: Sequence[Numbers], weights: Sequence[float]) -> bool:
+    """Whether the stored numbers show that a model was averaged from the others, and none of them from it.
+
+    M = Σ wᵢ Pᵢ up to rounding also reads Pⱼ = (M − Σ wᵢ Pᵢ) / wⱼ, an extrapolation. Only a model that was computed from
+    the others has the numbers that rounding gives. A parent of a rounded average has them in about wⱼ of its
+    places, as its own rounding is not the one that the extrapolation would have.
+    """
+    if computed_share(child, parents, weights) < COMPUTED:
+        return False
+    for j, parent in enumerate(parents):
+        signed = [1 / weights[j], *(-w / weights[j] for i, w in enumerate(weights) if i != j)]
+        others = [child, *(p for i, p in enumerate(parents) if i != j)]
+        if computed_share(parent, others, signed) >= (1 + weights[j]) / 2:
+            return False
+    return True
+
+
+def computed_share(target: Numbers, parts: Sequence[Numbers], weights: Sequence[float]) -> float:
+    """The share of a model's numbers that are a weighted sum of others rounded to its type, in the best of several
+    orders and types of the computation. Numbers that all models share do not count."""
+    names = [n for n, x in target.items() if all(n in p and p[n].shape == x.shape for p in parts)]
+    most = max(LEAST_COMPUTED, MOST_COMPUTED // max(1, len(names)))
+    equal: dict[int, int] = {}  # by way of the computation
+    count = 0
+    for name in names:
+        x, others = target[name], [p[name] for p in parts]
+        differs = torch.stack([y != x for y in others]).any(0).nonzero()[:most, 0]
+        x, others, dtype = x[differs], [y[differs] for y in others], _narrowest(x)
+        count += len(x)
+        for way, found in enumerate(_sums(others, weights, dtype)):
+            equal[way] = equal.get(way, 0) + int((found.to(dtype).to(x.dtype) == x).sum())
+    return max(equal.values(), default=0) / max(1, count)
+
+
+def _sums(parts: Sequence[Tensor], weights: Sequence[float], dtype: torch.dtype) -> Iterator[Tensor]:
+    """A weighted sum as programs compute it: in the stored type, float32 or float64; as a sum of all, or from one model
+    by its differences to the others; with the weights as measured, or with round ones."""
+    for used in (weights, [round(w, 3) for w in weights]):
+        for computed in (dtype, torch.float32, torch.float64):
+            xs = [x.to(computed) for x in parts]
+            ws = [torch.tensor(w, dtype=computed) for w in used]
+            yield sum((w * x for w, x in zip(ws, xs)), torch.zeros((), dtype=computed))
+            for start in xs:
+                yield sum((w * (x - start) for w, x in zip(ws, xs) if x is not start), start)
+
+
+def _narrowest(x: Tensor) -> torch.dtype:
+    """The narrowest type that holds these numbers exactly."""
+    types = (torch.bfloat16, torch.float16, torch.float32)
+    return next((dtype for dtype in types if torch.equal(x.to(dtype).to(x.dtype), x)), torch.float64)

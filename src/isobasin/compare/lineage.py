@@ -22,7 +22,7 @@ import torch
 from isobasin.alignment.trunk import trunk_pair
 from isobasin.arch import Architecture
 from isobasin.compare.averages import AverageCheck, PrunedCheck
-from isobasin.compare.derivation import LEAST_ZEROS, Basis, Mixture
+from isobasin.compare.derivation import LEAST_ZEROS, Basis, Mixture, shows_average
 from isobasin.compare.distance import check_same_blocks
 from isobasin.compare.sketch import (
     NOT_COMPARABLE,
@@ -109,7 +109,8 @@ class Edge:
     def words(self) -> str:
         """The relation in words."""
         if self.weights:
-            return " + ".join(f"{w:.3g} × {p}" for w, p in zip(self.weights, self.parents))
+            parts = " + ".join(f"{w:.3g} × {p}" for w, p in zip(self.weights, self.parents))
+            return parts if self.directed else f"{parts}; direction not known"
         kept = "" if self.layers is None else f" (layers {', '.join(map(str, self.layers))})"
         return WORDS[self.kind] + kept
 
@@ -183,9 +184,9 @@ class Lineage(Shown):
         near: dict[str, list[tuple[str, Edge]]] = {name: [] for name in tree}
         for edge in (e for e in self.edges if e.kind != "undecided" and e.child in near):
             near[edge.main_parent].append((edge.child, edge))
-            if not edge.directed:
+            if not edge.directed and edge.kind != "merge":
                 near[edge.child].append((edge.main_parent, edge))
-        children = {edge.child for edge in self.edges if edge.directed or edge.kind == "copy"}
+        children = {edge.child for edge in self.edges if edge.directed or edge.kind in ("copy", "merge")}
         seen: set[str] = set()
 
         def below(name: str, depth: int, edge: Edge | None) -> Iterator[Row]:
@@ -410,8 +411,8 @@ class _Search:
 
     def _add(self, kind: Kind, parents: Sequence[int], child: int, distance: float, evidence: str, **more: Any) -> None:
         names = tuple(self.names[p] for p in parents)
-        directed = kind not in ("copy", "relative", "undecided")
-        self.edges.append(Edge(kind, names, self.names[child], directed, distance, evidence, **more))
+        more = {"directed": kind not in ("copy", "relative", "undecided")} | more
+        self.edges.append(Edge(kind, names, self.names[child], distance=distance, evidence=evidence, **more))
 
     # -- which models can be compared -------------------------------------------------------------------------------
 
@@ -622,7 +623,21 @@ class _Search:
             evidence = f"leaves {best.residual:.1e} of it; the nearest parent is {best.nearest:.1e} away"
             if best.residual > max(SAME_LEAST, self._rounding(order[k], *parents)):
                 evidence += "; a near relative of a parent would do as well"
-            self._add("merge", parents, order[k], best.residual, evidence, weights=best.weights)
+            shown = self._shows_average(order[k], parents, best.weights, family)
+            if not shown:
+                evidence += f"; or {' or '.join(self.names[p] for p in parents)} is an extrapolation of the others"
+            self._add("merge", parents, order[k], best.residual, evidence, weights=best.weights, directed=shown)
+
+    def _shows_average(self, child: int, parents: Sequence[int], weights: Sequence[float], family: _Family) -> bool:
+        """Whether rounding shows which model was computed from the others. It does so only in the basis that they were
+        computed in: where all of them, or copies of them, are stored in one."""
+        copies = [self._with_copies(i) for i in (child, *parents)]
+        for c in copies[0]:
+            stored = [[i for i in each if _one_basis(family, c, i)] for each in copies]
+            if all(stored):
+                first, *others = (self.sketches[each[0]].numbers for each in stored)
+                return shows_average(first, others, weights)
+        return False
 
     def _check_averages(
         self,
