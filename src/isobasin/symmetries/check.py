@@ -135,7 +135,9 @@ def require_same_outputs(
     allowed = TOLERANCE_PER_LAYER * before.arch.sizes.n_layers
     largest = output_difference(reference, moved) if _all_finite(reference, moved) else inf
     if allowed < largest < inf:
-        rounded = perturbed(before, dict.fromkeys(before, rounding(torch.float32)), seed=seed, dtype=torch.float32)
+        tied = {name for space in _ties(before) for name in before.arch.blocks[space]}  # noise would make these differ
+        noise = {name: rounding(torch.float32) for name in before if name not in tied}
+        rounded = perturbed(before, noise, seed=seed, dtype=torch.float32)
         change = ROUNDING_FACTOR * output_difference(reference, outputs(rounded, inputs, place))
         allowed = max(allowed, change if isfinite(change) else 0.0)
     # Nothing at all changes where numbers overflow inside a norm, which then hands on zeros.
@@ -167,7 +169,7 @@ def _refuse_ties(
     weights: Weights, inputs: Sequence[Inputs], device: torch.device, dtype: torch.dtype, allowed: float
 ) -> None:
     """Raise if outputs of the model itself change when experts with equal rows of their router change places."""
-    ties = {space: groups for space in weights.arch.expert_spaces if (groups := _tied_experts(weights, space))}
+    ties = _ties(weights)
     if not ties:
         return
     here, there = (_run(each, inputs, device, dtype) for each in (weights, _with_turned_experts(weights, ties)))
@@ -180,8 +182,13 @@ def _refuse_ties(
     )
 
 
+def _ties(weights: Weights) -> dict[str, list[list[int]]]:
+    """By space of experts, those whose scores are always equal, in groups; without spaces that have none."""
+    return {space: groups for space in weights.arch.expert_spaces if (groups := _tied_experts(weights, space))}
+
+
 def _tied_experts(weights: Weights, space: str) -> list[list[int]]:
-    """The experts of a layer whose scores are always equal, in groups: their rows and biases of the router are."""
+    """Groups of experts with equal rows and biases of the router."""
     rows = [weights[name] for name in weights.arch.blocks[space]]
     scores = torch.cat([x.reshape(len(x), -1).to(CPU, torch.float64) for x in rows], 1)
     _, group_of, sizes = scores.unique(dim=0, return_inverse=True, return_counts=True)
