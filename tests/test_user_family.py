@@ -121,8 +121,8 @@ def test_a_function_that_fails_is_a_mistake_in_its_file(
 
 
 def test_an_interrupt_is_none_of_the_mistakes(tmp_path: Path) -> None:
-    (tmp_path / "family.py").write_text("raise KeyboardInterrupt")
-    with pytest.raises(KeyboardInterrupt):
+    (tmp_path / "family.py").write_text("raise KeyboardInterrupt('stop')")
+    with pytest.raises(KeyboardInterrupt, match="stop"):
         user_family.use_family(tmp_path / "family.py")
 
 
