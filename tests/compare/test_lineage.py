@@ -406,7 +406,9 @@ def test_layers_that_are_repeated_show_no_direction() -> None:
         return with_tensors(deep, {name: base[source] for name, source in names.items()})
 
     stacked = with_layers([0, 0, 1])
-    assert [(e.kind, e.directed) for e in ib.lineage([stacked, base]).edges] == [("relative", False)]
+    (edge,) = ib.lineage([stacked, base]).edges
+    assert (edge.kind, edge.directed, edge.distance) == ("relative", False, 0)
+    assert edge.evidence == "equal to layers 1, 2 of 3; the others repeat these: either may be made of the other"
     assert [(e.kind, e.directed) for e in ib.lineage([base, with_layers([1])]).edges] == [("layers", True)]
 
 
@@ -418,6 +420,21 @@ def test_the_base_that_the_caller_names_gives_a_direction() -> None:
         ("descendant", ("base",), "b", True),
     }
     assert all(not edge.directed for edge in ib.lineage([a, b, base]).edges)
+
+
+def test_the_base_may_be_a_folder_with_a_slash_at_its_end() -> None:
+    _, paths, _ = small_set()
+    chosen = [paths[0], paths[3]]
+    for base in (f"{paths[0].name}/", f"{paths[0]}/", str(paths[0])):
+        assert ib.lineage(chosen, base=base, workers=1).base == paths[0].name
+
+
+def test_models_that_differ_in_vectors_alone_are_not_said_to_be_near() -> None:
+    base, *_ = three()
+    gain = next(n for n in base if base[n].ndim == 1)
+    (edge,) = ib.lineage([base, with_tensors(base, {gain: 1.1 * base[gain]})]).edges
+    assert (edge.kind, edge.distance) == ("relative", 0)
+    assert "no difference in the numbers of matrices" in edge.evidence
 
 
 def test_unrelated_models_have_no_edge() -> None:
@@ -470,8 +487,8 @@ def test_wrong_calls_say_what_was_expected() -> None:
         ib.lineage([base])
     with pytest.raises(IsobasinError, match="base 'x' is none of the models"):
         ib.lineage([base, a], base="x")
-    with pytest.raises(IsobasinError, match="name every model once"):
-        ib.lineage(["m", "m"])
+    with pytest.raises(IsobasinError, match=r"^/m/a: given twice; name every model once"):
+        ib.lineage(["/m/a", "/m/a/"])
     with pytest.raises(IsobasinError, match="1 names for 2 models"):
         ib.lineage([base, a], names=["a"])
 

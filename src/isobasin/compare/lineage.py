@@ -83,6 +83,7 @@ WORDS: Mapping[Kind, str] = {
 SAME_NUMBERS = "the same numbers"
 NEAR = "near each other; weights do not show which came first"
 SAME_TRUNK = "equal in what both have: they differ in heads or in the vocabulary"
+SAME_MATRICES = "no difference in the numbers of matrices that were compared; they differ in others"
 SAME_MODEL = "equal fingerprints, and equal weights modulo symmetry up to rounding"
 
 
@@ -247,7 +248,7 @@ def lineage(
     if len(models) < 2:
         raise IsobasinError(f"a lineage of {len(models)} models: expected at least two")
     named = _names(models, names)
-    base = named[base] if isinstance(base, int) else base
+    base = named[base] if isinstance(base, int) else base and _name_of(base, models, named)
     if base is not None and base not in named:
         raise IsobasinError(f"base {base!r} is none of the models ({', '.join(named)}); name one of them")
     in_files = all(isinstance(model, str | Path) for model in models)
@@ -271,11 +272,17 @@ def _names(models: Sequence[ModelSource], names: Sequence[str] | None) -> list[s
         return list(names)
     parts = [Path(m).parts if isinstance(m, str | Path) else (f"model {i + 1}",) for i, m in enumerate(models)]
     for depth in range(1, max(map(len, parts)) + 1):
-        found = ["/".join(each[-depth:]) for each in parts]
+        found = [str(Path(*each[-depth:])) for each in parts]
         if len(set(found)) == len(found):
             return found
     repeated = next(name for name in found if found.count(name) > 1)
     raise IsobasinError(f"{repeated}: given twice; name every model once")
+
+
+def _name_of(base: str, models: Sequence[ModelSource], named: Sequence[str]) -> str:
+    """The name of a model that is given by its name or its folder, with a slash at the end or without."""
+    folders = {Path(m): name for m, name in zip(models, named) if isinstance(m, str | Path)}
+    return base if base in named else folders.get(Path(base), str(Path(base)))
 
 
 @dataclass
@@ -554,7 +561,10 @@ class _Search:
         """Whether a model has exactly the numbers of another one of the same or a wider type, rounded to its own."""
         a, b = self.sketches[i], self.sketches[j]
         dtype = getattr(torch, a.dtype)
-        alike = all(torch.equal(x, b.numbers[n].to(dtype).to(x.dtype)) for n, x in a.numbers.items() if n in b.numbers)
+        pairs = [
+            (x, y[n]) for xs, y in ((a.numbers, b.numbers), (a.vectors, b.vectors)) for n, x in xs.items() if n in y
+        ]
+        alike = all(torch.equal(x, y.to(dtype).to(x.dtype)) for x, y in pairs)
         return alike and bool(a.fingerprint.steps(b.fingerprint))
 
     def _same(self, basis: Basis, order: Sequence[int], k: int, o: int) -> bool:
@@ -747,11 +757,14 @@ class _Search:
         distance, j, exact = min(distances)
         kept = ", ".join(map(str, found.layers))
         repeated = repeats_layers(deep.numbers[j], self.arch(j), found.layers)  # then it may be made of the shorter one
-        if exact and distance <= self._rounding(j, found.model) and not repeated:
-            evidence = f"the weights of layers {kept} of {self.arch(j).sizes.n_layers}, in their order"
+        of = f"layers {kept} of {self.arch(j).sizes.n_layers}"
+        equal = exact and distance <= self._rounding(j, found.model)
+        if equal and not repeated:
+            evidence = f"the weights of {of}, in their order"
             self._add("layers", [j], found.model, distance, evidence, layers=found.layers)
         elif distance < 1:
-            evidence = f"like layers {kept} of {self.arch(j).sizes.n_layers}, but not equal to them"
+            repeats = f"equal to {of}; the others repeat these: either may be made of the other"
+            evidence = repeats if equal else f"like {of}, but not equal to them"
             self._add("relative", [j], found.model, distance, evidence, layers=found.layers)
 
     # -- the forest -------------------------------------------------------------------------------------------------
@@ -774,7 +787,7 @@ class _Search:
             known = notes.get((i, j)) or notes.get((j, i))
             if known is None:
                 same = distance <= self._rounding(i, j) and not self._has_same_tensors(i, j)
-                evidence = SAME_TRUNK if same else NEAR
+                evidence = SAME_TRUNK if same else NEAR if distance else SAME_MATRICES
                 more = f"; not compared further: {self.failed[i, j]}" if (i, j) in self.failed else ""
                 self._add("relative", [i], j, distance, evidence + more)
             else:

@@ -47,6 +47,7 @@ class Sketch:
     """What tells a model from others; `unit` is the rounding of the coarsest of its types."""
 
     numbers: Numbers
+    vectors: Numbers  # biases and gains, of the tensors with one axis
     fingerprint: Fingerprint
     grams: tuple[Tensor, ...]
     unit: float
@@ -70,7 +71,8 @@ class SketchOf:
         part = read_part(weights)
         types = [dtype for name, dtype in part.dtypes.items() if not part.arch.tensors[name].buffer]
         widest = str(weights.dtype).removeprefix("torch.")
-        return Sketch(sampled(part), fingerprint(weights), table_grams(part), max(map(rounding_unit, types)), widest)
+        unit = max(map(rounding_unit, types))
+        return Sketch(sampled(part), vectors(part), fingerprint(weights), table_grams(part), unit, widest)
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,11 @@ def sampled(model: Weights) -> dict[str, Tensor]:
     names = matrix_names(model.arch)
     each = min(MOST, max(LEAST, SAMPLED // max(1, len(names))))
     return {name: _at_fixed_places(model[name], each) for name in names}
+
+
+def vectors(model: Weights) -> dict[str, Tensor]:
+    names = [n for n, pattern in model.arch.tensors.items() if not pattern.buffer and len(model.arch.shapes[n]) == 1]
+    return {name: _at_fixed_places(model[name], MOST) for name in names}
 
 
 def matrix_names(arch: Architecture) -> list[str]:
