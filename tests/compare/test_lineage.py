@@ -21,7 +21,7 @@ from isobasin.compare.lineage import SAME_TRUNK, Lineage
 from isobasin.compare.sketch import Moved, MoveTo, in_order, sampled
 from isobasin.errors import IsobasinError
 from isobasin.report.lineage_page import render
-from isobasin.weights import Weights
+from isobasin.weights import Weights, untied
 from isobasin.workers import open_workers
 
 
@@ -334,6 +334,14 @@ def test_models_with_other_heads_are_compared_on_their_trunk() -> None:
     (edge,) = ib.lineage([models[0], same]).edges
     assert (edge.kind, edge.distance) == ("relative", 0)
     assert "they differ in heads" in edge.evidence
+
+
+def test_a_tied_model_and_the_same_with_a_head_of_its_own_are_related() -> None:
+    tied = stored(tiny_model("llama-tied"), torch.float32)
+    own = stored(untied(tied), torch.float32)
+    for pair in ([tied, own], [tied, scrambled_file(own)], [scrambled_file(tied), own]):
+        (edge,) = ib.lineage(pair).edges
+        assert (edge.kind, edge.evidence) == ("relative", SAME_TRUNK)
 
 
 def test_a_scrambled_model_and_one_with_fewer_tokens_are_compared_on_the_tokens_of_both() -> None:

@@ -40,6 +40,7 @@ from isobasin.compare.sketch import (
     renamed,
     repeats_layers,
     stored_layers,
+    with_heads_alike,
 )
 from isobasin.display import Shown, Summary, notebook_progress
 from isobasin.errors import ArchitectureError, IsobasinError
@@ -433,7 +434,7 @@ class _Search:
         if a.arch.family != b.arch.family or a.arch.sizes.n_layers != b.arch.sizes.n_layers:
             return False
         try:
-            trunk_pair(a, b, largest_group=True)
+            trunk_pair(*with_heads_alike(a, b), largest_group=True)
         except ArchitectureError:
             return False
         except NOT_COMPARABLE as error:

@@ -28,7 +28,7 @@ from isobasin.rounding import rounding_unit
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.normal_form import NormalForm
 from isobasin.symmetries.transform import Transform
-from isobasin.weights import ModelSource, Weights, load, read_part
+from isobasin.weights import ModelSource, Weights, is_tied, load, read_part, untied
 
 SAMPLED = 2**20  # numbers of a model, in all
 MOST, LEAST = 2**14, 2**8  # numbers of one tensor
@@ -101,6 +101,7 @@ class MoveTo:
     def __call__(self) -> Moved | None:
         to, first = load(self.to).resident(CPU), load(self.members[0]).resident(CPU)
         to = to if self.transform is None else applied(self.transform, to)
+        to, first = with_heads_alike(to, first)
         layers, names = None, {name: name for name in first.arch.tensors}
         if to.arch.sizes.n_layers != first.arch.sizes.n_layers:
             layers = kept_layers(to, first)
@@ -111,8 +112,19 @@ class MoveTo:
         if not self.always and 1 - table_distance(to, first) < EMBEDDINGS_THRESHOLD:
             return None
         found = transform_to(first, to)
-        moved = (moved_numbers(found, load(each).resident(CPU), first) for each in self.members)
+        moved = (
+            moved_numbers(found, with_heads_alike(load(each).resident(CPU), first)[0], first) for each in self.members
+        )
         return Moved(found, tuple({names.get(n, n): x for n, x in each.items()} for each in moved), layers)
+
+
+def with_heads_alike(a: Weights, b: Weights) -> tuple[Weights, Weights]:
+    """Both with a head of their own, where only one of them has its head tied to the embedding."""
+    return (
+        (a, b)
+        if is_tied(a) == is_tied(b) or a.family.class_of(a.config) != b.family.class_of(b.config)
+        else (untied(a), untied(b))
+    )
 
 
 def transform_to(b: Weights, a: Weights) -> Transform:
