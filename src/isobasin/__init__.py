@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from isobasin.compare.equivalence import equivalent as equivalent
     from isobasin.compare.fingerprint import Fingerprint as Fingerprint
     from isobasin.compare.fingerprint import fingerprint as fingerprint
+    from isobasin.compare.lineage import Lineage as Lineage
     from isobasin.compare.lineage import lineage as lineage
     from isobasin.errors import IsobasinError as IsobasinError
     from isobasin.hub import push_to_hub as push_to_hub
