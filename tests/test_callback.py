@@ -87,7 +87,7 @@ def test_training_is_bitwise_the_same(plain: Any, tmp_path: Path, monkeypatch: p
         assert [row["barrier_aligned"] for row in found] == [row["barrier_aligned"] for row in callback.history]
     assert sum("loss" in row for row in recorder.seen) == STEPS // 2, "the trainer's own log is complete"
 
-    monkeypatch.setattr(callbacks, "undisturbed", nullcontext)
+    monkeypatch.setattr(callbacks, "preserved_state", nullcontext)
     careless, _ = trained(tmp_path, ib.BarrierCallback(CASE.build(seed=0), loss=loss, every=2, points=3, align=False))
     assert not same(careless, plain[0]), "the check finds nothing"
 

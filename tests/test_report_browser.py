@@ -1,4 +1,4 @@
-"""The report in a real browser: it draws, its controls work, it asks for nothing and runs nothing of a stranger's."""
+"""The report in a real browser: it draws, its controls work, it makes no request, and runs no script of its input."""
 
 import json
 from pathlib import Path

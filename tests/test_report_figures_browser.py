@@ -203,7 +203,7 @@ def test_each_figure_can_be_saved(browser: Any, tmp_path: Path) -> None:
     assert requests(browser) == []
 
 
-def test_no_formula_of_a_stranger_is_saved(browser: Any, tmp_path: Path) -> None:
+def test_no_formula_of_the_input_is_saved(browser: Any, tmp_path: Path) -> None:
     found = document()
     found["explain"]["A-B"]["naive"]["components"][0]["name"] = '=HYPERLINK("x"),1'
     show(browser, tmp_path, found)

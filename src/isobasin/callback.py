@@ -76,7 +76,7 @@ class BarrierMeter:
 
     def measure(self, model: nn.Module, *, step: int, epoch: float | None = None) -> dict[str, float]:
         """Measure a model as it is now; the numbers that are worth a curve."""
-        with undisturbed():
+        with preserved_state():
             found = {"step": step, "epoch": epoch, **self._measured(unwrapped(model))}
         self.history.append(found)
         if self.path is not None:
@@ -122,7 +122,7 @@ def _last_if_nan(height: float) -> float:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def preserved_state() -> Iterator[None]:
     """Afterwards the generators of random numbers and the logging of transformers are as before."""
     python, numpy = random.getstate(), np.random.get_state()
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -387,7 +387,7 @@ class Campaign:
             write_old(self.inputs, self.place, command)
 
     def expected(self, command: Command, *, force: bool) -> tuple[Expected, list[str]]:
-        """The result of an undisturbed run, the same twice, and its operations."""
+        """The result of an uninterrupted run, the same twice, and its operations."""
         arguments, found = command.arguments(self.inputs, self.place, force=force), []
         for _ in range(2):
             self.fresh(command, force=force)

@@ -15,7 +15,7 @@ from isobasin.symmetries.transform import pack_elements
 
 def train(processes: ProcessGroup, accumulate: int) -> LearnResult:
     a = subjects.sharp()
-    b = subjects.noisy(subjects.disguised(a, "all-attention"))
+    b = subjects.noisy(subjects.scrambled(a, "all-attention"))
     tasks = split_held_out(subjects.told(subjects.rows_task(80, seed=1), a))
     start = {name: g.identity() for name, g in symmetry(b.arch).scoped("all-attention").groups.items()}
     config = subjects.config(accumulate=accumulate, steps=20, lr=5e-3)

@@ -31,7 +31,7 @@ def learning(place: Path, kill_at: int, permutations: str) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if permutations == "fixed":
-        b = subjects.disguised(a, "all-attention")
+        b = subjects.scrambled(a, "all-attention")
         matcher = subjects.matching(task, "all-attention", accumulate=2)
         found = ib.align(b, to=a, matcher=replace(matcher, on_step=on_progress, resume=resume))
         moved = found.transform.apply(b)
@@ -41,7 +41,7 @@ def learning(place: Path, kill_at: int, permutations: str) -> dict[str, Any]:
             "losses": found.losses,
             "tensors": {n: moved[n] for n in moved},
         }
-    b = subjects.noisy(subjects.disguised(a))
+    b = subjects.noisy(subjects.scrambled(a))
     config = subjects.config(permutations="free", objective="labels", lr=2e-4, turn=1e-3)
     start = subjects.misplaced(a, b, units=8)
     kept = learn(a, b, start, *split_held_out(task), config=config, on_progress=on_progress, resume=resume)

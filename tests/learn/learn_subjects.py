@@ -20,7 +20,7 @@ CONFIG = ib.ModelConfig.preset("llama", d_model=16, n_layers=2, n_heads=2, d_ff=
 
 
 def told(task: Task, a: Weights) -> Task:
-    """The same inputs, and as targets what A finds likeliest: both A and a disguise of it are then good at them."""
+    """The same inputs, and as targets what A finds likeliest: A and its scrambled copies are good at them."""
     module = module_of(a)
 
     def batches() -> Iterator[Batch]:
@@ -47,7 +47,7 @@ def sharp(seed: int = 0) -> Weights:
     return ib.load(state, CONFIG.to_dict())
 
 
-def disguised(a: Weights, scope: str = "model") -> Weights:
+def scrambled(a: Weights, scope: str = "model") -> Weights:
     """The same function elsewhere, every tensor in memory."""
     moved = ib.scramble(a, scope=scope, seed=5).apply(a)
     return ib.load(moved.state_dict("float32"), dict(a.config))

@@ -101,7 +101,7 @@ def saved(model: Weights, folder: Path) -> Path:
 
 def test_the_command_line_learns_without_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = keen()
-    b = subjects.noisy(subjects.disguised(a, "all-attention"), 0.05)
+    b = subjects.noisy(subjects.scrambled(a, "all-attention"), 0.05)
     words = ["align", str(saved(b, tmp_path / "b")), "--to", str(saved(a, tmp_path / "a")), "--matcher", "learned"]
     words += ["--data", "self", "--steps", "3", "--rate", "0.01", "--max-samples", "32", "--stage2", "none"]
     words += ["--scope", "all-attention", "-o"]

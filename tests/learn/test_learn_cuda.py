@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def test_graphed_steps_are_the_eager_steps_for_all_shapes_of_batches() -> None:
     cuda = torch.device("cuda")
     a = subjects.sharp()
-    b = subjects.noisy(subjects.disguised(a))
+    b = subjects.noisy(subjects.scrambled(a))
     part = symmetry(b.arch).scoped("model")
     start = nearest_elements(a, b, "model", WeightMatching(stage2="none"), CPU)
     batches = [to_device(batch, cuda) for batch in subjects.rows_task(30, seed=1, batch=8)]
@@ -79,7 +79,7 @@ def stopping_at(stop: int | None) -> Callable[[int, int, float], None]:
 
 def test_the_evaluator_finds_the_same_in_larger_batches() -> None:
     a = subjects.sharp()
-    b = subjects.disguised(a)
+    b = subjects.scrambled(a)
     task = subjects.told(subjects.rows_task(30, seed=1), a)
     heights = []
     for device in (CPU, torch.device("cuda")):

@@ -331,7 +331,7 @@ def test_the_evaluator_measures_what_a_path_does() -> None:
     evaluator = HeldOutEvaluator(mixture, mixture.buffer.clone(), mixture.vector(b), task, 5)
     expected = evaluate_path(a, b, task, n_points=5).barrier.height
     assert evaluator.barrier_and_mean(mixture.vector(b))[0] == pytest.approx(expected, abs=1e-6)
-    assert evaluator.barrier_and_mean(mixture.vector(subjects.disguised(a)))[0] != pytest.approx(expected, abs=1e-2)
+    assert evaluator.barrier_and_mean(mixture.vector(subjects.scrambled(a)))[0] != pytest.approx(expected, abs=1e-2)
     assert evaluator.barrier_and_mean(torch.full_like(mixture.buffer, math.nan))[0] == math.inf
 
 

@@ -82,7 +82,7 @@ def test_only_the_writer_leaves_a_state_and_closing_removes_it(tmp_path: Path) -
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_does_not() -> None:
     a = subjects.sharp()
-    b = subjects.disguised(a, "all-attention")
+    b = subjects.scrambled(a, "all-attention")
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     matcher = subjects.matching(task, "all-attention")
     found = [ib.align(b, to=a, matcher=replace(matcher, seed=seed)).transform.apply(b) for seed in (0, 0, 1)]

@@ -86,7 +86,7 @@ def test_the_output_may_be_the_current_folder(
 def test_a_result_that_was_not_written_leaves_the_record(
     subject: path_subjects.Subject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    b = subjects.disguised(ib.load(subject.b), "all-attention")
+    b = subjects.scrambled(ib.load(subject.b), "all-attention")
     record = tmp_path / ".out.A-B.isobasin-learning"
     with pytest.raises(OSError, match="disk is full"), attempt(subject, tmp_path / "out", b):
         raise OSError("disk is full")

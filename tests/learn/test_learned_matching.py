@@ -30,7 +30,7 @@ def moved_by(found: ib.Alignment, b: Weights) -> float:
 @pytest.mark.parametrize("scope", SCOPES)
 def test_every_scope_learns_and_keeps_the_function(scope: str) -> None:
     a = subjects.sharp()
-    b = subjects.noisy(subjects.disguised(a, scope))
+    b = subjects.noisy(subjects.scrambled(a, scope))
     task = subjects.told(subjects.rows_task(80, seed=1), a)
     found = ib.align(b, to=a, matcher=subjects.matching(task, scope))
     assert found.kept == "learned"
@@ -45,7 +45,7 @@ def test_every_scope_learns_and_keeps_the_function(scope: str) -> None:
 
 def test_what_is_reported_is_the_barrier_of_what_is_given() -> None:
     a = subjects.sharp()
-    b = subjects.noisy(subjects.disguised(a))
+    b = subjects.noisy(subjects.scrambled(a))
     task, held_out = (subjects.told(subjects.rows_task(n, seed=n), a) for n in (40, 24))
     found = ib.align(b, to=a, matcher=subjects.matching(task, lr=1e-3, turn=4e-3, steps=10, held_out=held_out))
     measured = evaluate_path(a, found.transform.apply(b), held_out, n_points=5).barrier.height
@@ -108,7 +108,7 @@ def test_learning_ends_when_the_barrier_is_gone() -> None:
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     seen: list[tuple[int, int, float]] = []
     matcher = subjects.matching(task, steps=100, check_every=5)
-    b = subjects.noisy(subjects.disguised(a))
+    b = subjects.noisy(subjects.scrambled(a))
     found = ib.align(b, to=a, matcher=replace(matcher, on_step=lambda *progress: seen.append(progress)))
     assert found.held_out["learned"] == 0
     assert seen[-1][0] == found.held_out_history[-1][0] < 100
@@ -118,7 +118,7 @@ def test_learning_ends_when_the_barrier_is_gone() -> None:
 
 def test_a_rate_far_too_high_does_no_harm() -> None:
     a = subjects.sharp()
-    b = subjects.noisy(subjects.disguised(a, "all-attention"))
+    b = subjects.noisy(subjects.scrambled(a, "all-attention"))
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     found = ib.align(b, to=a, matcher=subjects.matching(task, "all-attention", lr=1e6, steps=10))
     assert found.held_out_history[-1][1] > 2 * found.held_out_history[0][1]
@@ -128,7 +128,7 @@ def test_a_rate_far_too_high_does_no_harm() -> None:
 
 def test_units_in_wrong_places_find_their_own_only_when_free() -> None:
     a = subjects.sharp()
-    b = subjects.noisy(subjects.disguised(a), 0.1)
+    b = subjects.noisy(subjects.scrambled(a), 0.1)
     start = subjects.misplaced(a, b, units=8)
     right = subjects.misplaced(a, b, units=0)["ff0"].tensors()["index"]
     tasks = split_held_out(subjects.told(subjects.rows_task(80, seed=1), a))
@@ -142,7 +142,7 @@ def test_units_in_wrong_places_find_their_own_only_when_free() -> None:
 
 def test_an_element_that_would_change_the_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     a = subjects.sharp()
-    b = subjects.noisy(subjects.disguised(a, "all-attention"))
+    b = subjects.noisy(subjects.scrambled(a, "all-attention"))
     task = subjects.told(subjects.rows_task(40, seed=1), a)
     monkeypatch.setattr("isobasin.alignment.verification.EXACT", 0.0)
     with pytest.raises(VerificationError, match="would change what this layer adds"):
@@ -197,10 +197,10 @@ FOLDERS = [
 def test_a_hugging_face_folder(case: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = path_subjects.subject(case, kind, tmp_path)
     a = ib.load(subject.a)
-    disguised = subjects.disguised(a)
-    disguised.save(tmp_path / "disguised")
-    (path_subjects.write_processor if kind == "images" else path_subjects.write_tokenizer)(tmp_path / "disguised")
-    b = ib.load(tmp_path / "disguised")
+    scrambled = subjects.scrambled(a)
+    scrambled.save(tmp_path / "scrambled")
+    (path_subjects.write_processor if kind == "images" else path_subjects.write_tokenizer)(tmp_path / "scrambled")
+    b = ib.load(tmp_path / "scrambled")
     task = subjects.told(open_task(subject.data, [a, b], batch_size=4, seq_len=None if kind == "images" else 6), a)
     # Weights would find everything here: learning begins from B as it is.
     monkeypatch.setattr(module, "_start", lambda *_: Transform(b.arch.family, dict(b.arch.spaces)))

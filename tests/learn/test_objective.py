@@ -51,7 +51,7 @@ def image_pair() -> tuple[Weights, Weights]:
         return ib.load({**state, **found}, IMAGES.to_dict())
 
     a = sharp(0)
-    return a, subjects.noisy(subjects.disguised(a))
+    return a, subjects.noisy(subjects.scrambled(a))
 
 
 def unlabelled_images(n: int, seed: int = 0) -> Task:

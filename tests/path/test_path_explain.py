@@ -125,7 +125,7 @@ def test_shares_add_up_to_what_is_measured(tmp_path: Path) -> None:
     assert list(found.parts)[:3] == ["attention", "feed-forward", "attention and feed-forward"]
     assert len(found.parts) == 3 + a.arch.sizes.n_layers
     assert found.barrier > 0.01
-    assert found.parts["attention"] < 1e-4  # only attention was disguised, and its outputs are the same
+    assert found.parts["attention"] < 1e-4  # only attention was scrambled, and its outputs are the same
     assert found.share("feed-forward") < 0.9
     assert found.share("attention") == pytest.approx((found.barrier - found.parts["attention"]) / found.barrier)
     again = evaluate_line(model, start, end, task, grid(5), name="x")

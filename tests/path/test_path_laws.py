@@ -1,4 +1,4 @@
-"""Laws of paths: one element on both ends changes nothing; a model and its disguised copy have no barrier."""
+"""Laws of paths: one element on both ends changes nothing; a model and its scrambled copy have no barrier."""
 
 from pathlib import Path
 
@@ -61,14 +61,14 @@ def test_the_curve_is_unchanged_when_the_stream_of_both_folded_ends_turns(name: 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_barrier_to_itself_or_to_a_disguised_copy_that_was_aligned(name: str, tmp_path: Path) -> None:
+def test_no_barrier_to_itself_or_to_a_scrambled_copy_that_was_aligned(name: str, tmp_path: Path) -> None:
     a, _ = pair(name, tmp_path)
     task = told_task(a, random_ids(tiny.VOCABULARY, 3, tiny.LENGTH))
     assert evaluate_path(a, a, task, n_points=5).barrier.height <= 1e-5
-    disguised = ib.scramble(a, scope="all-attention", seed=3).apply(a)
-    aligned = ib.align(disguised, to=a, matcher=ib.WeightMatching(scope="all-attention")).transform.apply(disguised)
+    scrambled = ib.scramble(a, scope="all-attention", seed=3).apply(a)
+    aligned = ib.align(scrambled, to=a, matcher=ib.WeightMatching(scope="all-attention")).transform.apply(scrambled)
     assert evaluate_path(a, aligned, task, n_points=5).barrier.height <= 1e-5
-    assert evaluate_path(a, disguised, task, n_points=5).barrier.height > 1e-3
+    assert evaluate_path(a, scrambled, task, n_points=5).barrier.height > 1e-3
 
 
 def test_the_barrier_falls_between_trained_models_when_they_are_aligned() -> None:

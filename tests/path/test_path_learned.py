@@ -33,7 +33,7 @@ FLAGS = [
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A model that is nearly sure of what comes next, two disguises of it, and text that it wrote."""
+    """A model that is nearly sure of what comes next, two scrambled copies of it, and text that it wrote."""
     drawn = ib.load(write_model(tmp_path / "drawn", 0, n_layers=1))
     state = drawn.state_dict("float32")
     a = ib.load(state | {"head.weight": 3 * state["head.weight"]}, dict(drawn.config))

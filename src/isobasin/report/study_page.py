@@ -786,7 +786,7 @@ def _plot_control(cell: CellResult, found: JsonObject, name: str) -> Drawing:
                     label, values = "_" if number else path, figures.as_nan(curves[path])
                     axes.plot(found["lambdas"], values, color=figures.COLOURS[path], lw=1.8, label=label)
             axes.set_title(f"{side} the group: {found[side]['element'][0]}")
-            axes.set_xlabel("λ, from the model to itself disguised")
+            axes.set_xlabel("λ, from the model to its scrambled copy")
             _set_path_axes(axes)
         grid[0].set_ylabel(text.metric_title("loss"))
         figures.add_legend(figure, grid[0])
