@@ -357,9 +357,8 @@ class _Search:
         return self.weights[i].arch
 
     def found(self) -> Lineage:
-        assert len(self.weights) == len(
-            self.sketches
-        )  # a model that can not be read is reported before any is compared
+        # A model that can not be read is reported before any is compared.
+        assert len(self.weights) == len(self.sketches)
         families = [family for group in self._groups for family in self._families(group)]
         for family in families:
             try:
@@ -601,8 +600,6 @@ class _Search:
     ) -> list[tuple[float, int]]:
         """The same where the parent is stored in another basis: it is aligned to the numbers that were kept."""
         i = order[k]
-        if self.sketches[i].zero_share < LEAST_ZEROS:
-            return []
         others = [o for o in kept if o != k and family.moved_by[order[o]] is not family.moved_by[i]]
         nearest = sorted(others, key=lambda o: float(basis.distances[k, o]))[:MOST_CHECKS]
         results = self.run.attempts([PrunedCheck(self.sources[i], self.sources[order[o]]) for o in nearest])

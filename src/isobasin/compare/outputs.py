@@ -235,7 +235,7 @@ class OutputComparison:
         numbers cancel, most copies change the outputs far less than a few do."""
         close = [k for k, each in enumerate(compared) if WITNESS_THRESHOLD < each.ratio <= CONFIRMED]
         if close:
-            again = self._compare([compared[k].probe for k in close], first=PERTURBED_COPIES, copies=CONFIRMING_COPIES)
+            again = self._compare([compared[k].probe for k in close], first=EXPERT_COPIES, copies=CONFIRMING_COPIES)
             for k, each in zip(close, again):
                 compared[k] = replace(compared[k], rounding=max(compared[k].rounding, each.rounding))
         return compared
