@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -126,17 +127,19 @@ class LocalPool:
         near, far = _SPAWN.Pipe()
         arguments = (far, work, os.getpid(), self._log)
         process = _SPAWN.Process(target=_serve, args=arguments, daemon=True)
-        with _one_thread(), _without_main():
-            process.start()
-        far.close()  # otherwise `recv` would not end when the worker dies
         worker = _Worker(process, near)
-        self._workers.append(worker)
+        with _interrupts_deferred(), _one_thread(), _without_main():
+            process.start()
+            far.close()  # otherwise `recv` would not end when the worker dies
+            self._workers.append(worker)
         return worker
 
 
 def _serve(pipe: Connection, work: Work, parent: int, log: Path) -> None:
     """The loop of a worker: receive a task, send its outcome, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
     with log.open("ab") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
@@ -151,6 +154,33 @@ def _exit_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.3)
     os._exit(1)
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Signals that stop this process take effect after the block, in which a worker is started.
+
+    Interrupted in between, this process would leave a worker that nobody ends, and that fails on truncated input. The
+    worker inherits that SIGINT is blocked, so a Ctrl-C in the terminal does not reach it while it imports libraries.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    ensure_running()  # a helper of multiprocessing; starting it unblocks SIGINT
+    received: list[int] = []
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: handler for number in names if callable(handler := signal.getsignal(number))}
+    for number in handlers:  # other threads do not block SIGINT, so blocking alone would not do
+        signal.signal(number, lambda number, _: received.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for deferred in received:
+        signal.raise_signal(deferred)
 
 
 @contextmanager

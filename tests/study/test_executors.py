@@ -261,3 +261,38 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["started ", "done ", "end __main__ True"]
+
+
+INTERRUPTED = """
+import multiprocessing.util, os, signal, sys, time
+sys.path += {paths!r}
+from pathlib import Path
+import fake_work
+from isobasin.workers import LocalPool
+
+start = multiprocessing.util.spawnv_passfds
+
+def start_and_interrupt(path, arguments, files):
+    pid = start(path, arguments, files)
+    if "spawn_main" in str(arguments):
+        time.sleep(0.2)  # the worker's interpreter is up, and waits for what it is given
+        os.killpg(0, signal.SIGINT)  # as Ctrl-C in a terminal does
+    return pid
+
+multiprocessing.util.spawnv_passfds = start_and_interrupt
+pool = LocalPool(str, size=1, log=Path({root!r}) / "log")
+try:
+    pool.start("a task")
+except KeyboardInterrupt:
+    print("interrupted", [worker.process.is_alive() for worker in pool._workers])
+pool.close()
+"""
+
+
+def test_an_interrupt_while_a_worker_starts_leaves_none_and_prints_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED.format(paths=[str(Path(__file__).parent)], root=str(tmp_path)))
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, start_new_session=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["interrupted [True]"]
