@@ -1,5 +1,5 @@
 # Two commands: `make test` and `make demo`. Each needs Python 3.11 or newer and make, nothing else prepared:
-# they create .venv, install into it, and run. The others: docs, lint, test-all, golden, campaign, bench, clean.
+# they create .venv, install into it, and run. The others: docs, lint, test-all, wheel-test, golden, campaign, bench, clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Nothing here may reach out to the hub: tests and demo build their own models.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: test demo docs lint test-all test-cuda golden campaign bench clean
+.PHONY: test demo docs lint test-all test-cuda wheel-test golden campaign bench clean
 .DEFAULT_GOAL := test
 
 # Tests run in two processes, so each keeps to one thread.
@@ -29,6 +29,10 @@ test-all: lint
 # On a machine with CUDA: what takes --device, each command compared with the answer of the processor.
 test-cuda: $(INSTALLED)
 	ISOBASIN_SLOW=1 $(BIN)/python -m pytest -q tests/test_accelerator.py tests/learn/test_learn_cuda.py
+
+# The wheel in empty environments, with the lowest and the newest versions: downloads both, and needs 12 GB of disk.
+wheel-test: $(INSTALLED)
+	$(BIN)/python tests/wheel_versions.py --work out/wheel-test -o results/reliability/wheel.json
 
 # Recomputes every recorded result of the command line; a line for each deviation.
 golden: $(INSTALLED)

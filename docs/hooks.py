@@ -18,11 +18,17 @@ sys.path.insert(0, str(ROOT / "src"))
 LOG = logging.getLogger("mkdocs.isobasin")
 
 
+FIRST = ("glossary.md", "concepts.md")  # in what the search finds: who looks for a term wants to know what it means
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace the comments that stand for sections of README, for a notebook and for the commands."""
+    if page.file.src_path in FIRST:
+        page.meta["search"] = {"boost": 4}
     folder = Path(page.file.abs_src_path).parent
     markdown = re.sub(r"^<!-- README: *(.*?) *-->$", lambda found: readme_section(found[1]), markdown, flags=re.M)
     markdown = re.sub(r"^<!-- NOTEBOOK: (\S+) -->$", lambda found: notebook(folder / found[1]), markdown, flags=re.M)
+    markdown = re.sub(r'(?<=```text) title="not run[^"]*"', "", markdown)  # for who writes the page, not who reads it
     markdown = re.sub(r"^<!-- COMMANDS -->$", lambda _: "\n\n".join(commands()), markdown, flags=re.M)
     return re.sub(r"^\|.*", lambda found: unescaped(found[0]), markdown, flags=re.M)
 
@@ -30,6 +36,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def unescaped(row: str) -> str:
     """A row of a table without the backslashes that GitHub needs before a bar in code; here they would be shown."""
     return re.sub(r"`[^`]*`", lambda code: code[0].replace("\\|", "|"), row)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Names of options get a class: the style keeps each on one line, where it would be broken behind a hyphen."""
+    return re.sub(r"<code>(--?[\w-]+)</code>", r'<code class="option">\1</code>', html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

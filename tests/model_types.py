@@ -302,7 +302,15 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         bare=("Model", {}),
     ),
     *_variants("mbart", "MBart", _BART, tied=(_SEQ, {}), answers=("ForQuestionAnswering", {"num_labels": 2})),
-    *_variants("whisper", "Whisper", _WHISPER, tied=(_SEQ, {}), untied=(_SEQ, _UNTIED), bare=("Model", {})),
+    *_variants(
+        "whisper",
+        "Whisper",
+        _WHISPER,
+        tied=(_SEQ, {}),
+        untied=(_SEQ, _UNTIED),
+        bare=("Model", {}),
+        audio=("ForAudioClassification", {"num_labels": 5, "classifier_proj_size": 7}),
+    ),
     *_variants(
         "clip",
         "CLIP",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -100,7 +101,7 @@ def test_an_adapter_is_carried_to_an_aligned_copy_and_back(tmp_path: Path) -> No
 
 def test_scales_and_embeddings_are_those_of_peft(tmp_path: Path) -> None:
     model = tiny.case("llama-untied").build(seed=0)
-    options: dict[str, Any] = {"use_rslora": True, "alpha_pattern": {"v_proj": 1}}
+    options: dict[str, Any] = {"use_rslora": True, "alpha_pattern": {".*layers.*.v_proj": 1}}
     folder = adapter_folder(model, tmp_path / "a", targets=("q_proj", "v_proj"), **options)
     found = Adapter.open(folder)
     scales = {found.scale(m) for m in found.modules if m.endswith("q_proj")}
@@ -169,6 +170,8 @@ def test_the_command_line_takes_adapters(tmp_path: Path, capsys: pytest.CaptureF
     assert run(["merge", *map(str, folders), "-o", str(tmp_path / "lm")]) == 0
     assert "distance from the mean" in capsys.readouterr().out
     assert Adapter.open(tmp_path / "lm").modules == Adapter.open(folders[0]).modules
+    assert run(["merge", *map(str, folders), "-o", str(tmp_path / "lm"), "--force"]) == 0  # its card is ours
+    capsys.readouterr()
     assert run(words) == 2
     assert "exists and is not empty" in capsys.readouterr().err
     assert run([*words, "--force"]) == 0
@@ -176,6 +179,62 @@ def test_the_command_line_takes_adapters(tmp_path: Path, capsys: pytest.CaptureF
     assert "base+adapter" in capsys.readouterr().err
     assert run(["info", str(folders[0])]) == 2
     assert "base+adapter" in capsys.readouterr().err
+
+
+def test_a_head_that_is_stored_with_its_adapter_is_that_of_the_base(tmp_path: Path) -> None:
+    """PEFT stores the weight of a head or an embedding beside its factors."""
+    model = tiny.case("llama-untied").build(seed=0)
+    base = ib.load(model)
+    folder = adapter_folder(model, tmp_path / "plain", targets=("q_proj", "lm_head"))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    head = {"base_model.model.lm_head.base_layer.weight": model.lm_head.weight.detach().clone()}
+    stored = adapter_folder(model, tmp_path / "stored", targets=("q_proj", "lm_head"))
+    save_file(tensors | head, stored / "adapter_model.safetensors")
+    plain, adapter = with_adapter(base, Adapter.open(folder)), Adapter.open(stored)
+    assert all(torch.equal(plain[name], with_adapter(base, adapter)[name]) for name in plain)
+    transform = ib.scramble(base)
+    moved = ib.move_adapter(transform, adapter, base)
+    assert change(with_adapter(transform.apply(base), moved), plain) < 2e-5
+    assert ib.merge_adapters([adapter, folder]).adapter.modules == adapter.modules
+    head["base_model.model.lm_head.base_layer.weight"][0, 0] += 1
+    other = adapter_folder(model, tmp_path / "other", targets=("q_proj", "lm_head"))
+    save_file(tensors | head, other / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="lm_head: the adapter stores the weight of its base, which is not"):
+        with_adapter(base, Adapter.open(other))
+    with pytest.raises(IsobasinError, match="adapters 0 and 1 store other weights"):
+        ib.merge_adapters([stored, other])
+
+
+def test_merged_adapters_have_a_model_card(tmp_path: Path) -> None:
+    """Base, licence and tags from the parents; a card of another hand is not replaced."""
+    model = tiny.case("llama-untied").build(seed=0)
+    folders = [adapter_folder(model, tmp_path / f"l{k}", seed=k, targets=("q_proj",)) for k in range(2)]
+    for folder in folders:
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "org/base"}))
+        (folder / "README.md").write_text("---\nlicense: mit\ntags: [code]\n---\n# One\n")
+    merged = ib.merge_adapters(folders, weights=[3, 1])
+    merged.save(tmp_path / "merged")
+    text = (tmp_path / "merged" / "README.md").read_text("utf-8")
+    assert yaml.safe_load(text.split("---\n")[1]) == {
+        "base_model": ["org/base"],
+        "license": "mit",
+        "library_name": "peft",
+        "tags": ["merge", "isobasin", "lora", "code"],
+    }
+    assert "# merged\n" in text
+    assert "l1 | 0.25 |" in text
+    assert "brought close to those of adapter 0" in text
+    assert f"{merged.error:.1%} away" in text
+    (folders[0] / "README.md").write_text("---\nlicense: other\n---\n")
+    plain = ib.merge_adapters(list(map(Adapter.open, folders)), align=False)
+    plain.save(tmp_path / "merged", force=True)
+    text = (tmp_path / "merged" / "README.md").read_text("utf-8")
+    assert "The licences of the models differ" in text
+    assert "brought close" not in text
+    (tmp_path / "merged" / "README.md").write_text("# By another hand\n")
+    with pytest.raises(ib.IsobasinError, match=r"README\.md, which no adapter of isobasin has"):
+        plain.save(tmp_path / "merged", force=True)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +257,12 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model = tiny.case("llama-bare").build(seed=0)
     base, folder = ib.load(model), adapter_folder(model, tmp_path / "a", targets=("q_proj",))
     file = folder / "adapter_model.safetensors"
+    written = folder / "adapter_config.json"
+    config = json.loads(written.read_text())
+    written.write_text(json.dumps(config | {"r": None}))
+    with pytest.raises(CheckpointError, match="r is null, expected the rank of the factors"):
+        Adapter.open(folder)
+    written.write_text(json.dumps(config))
     good = load_file(file)
     (key,) = (key for key in good if "lora_A" in key)
     save_file({key: good[key]}, file)
@@ -234,6 +299,7 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
         ({"target_parameters": ["mlp.experts"]}, "target_parameters is set"),
         ({"some_new_key": True}, "some_new_key is set"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set, which is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', which changes the base"),
         ({"use_rslora": "yes"}, "use_rslora is 'yes', expected bool"),
         ({"alpha_pattern": [1]}, r"alpha_pattern is \[1\], expected dict"),

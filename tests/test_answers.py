@@ -118,7 +118,27 @@ def test_merge_says_before_it_writes_that_an_average_will_not_work(
     facts = answered(capsys, "merge", a, folder / "copy", "-o", tmp_path / "good")
     assert facts["warning"] is None
     assert "warning" in repr(ib.merge([a, folder / "other"]))
+    assert "after alignment" in ib.merge([a, folder / "other"], to="mean", rounds=1).warning
     assert "warning" not in repr(ib.merge([a, folder / "copy"]))
+
+
+def test_a_merge_without_alignment_warns_of_models_that_lie_apart(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scrambled copy too: as stored it is as far away as an unrelated model. A fine-tune is not."""
+    a = folder / "a"
+    for other in ("other", "copy"):
+        facts = answered(capsys, "merge", a, folder / other, "--no-align", "-o", tmp_path / other)
+        assert "worse than the models: layers of model 1 (1" in facts["warning"]
+        assert "align them first (leave out --no-align" in facts["warning"]
+    recipe = tmp_path / "merge.yml"
+    recipe.write_text(f"models: [{{model: {a}}}, {{model: {folder / 'other'}}}]\nmerge_method: linear\nalign: false\n")
+    assert "worse than the models: layers of model 1" in printed(capsys, "merge", recipe, "-o", tmp_path / "yaml")
+    assert "warning" in repr(ib.merge([a, folder / "other"], align=False))
+    assert ib.merge([a, folder / "changed"], align=False).warning == ""
+    assert ib.merge([a, folder / "changed", folder / "other"], align=False).warning.count("model 2 (") == 1
+    grafted = ib.merge([a, folder / "other", folder / "other"], weights=[1, 1, -1], align=False)
+    assert grafted.warning == ""  # a difference of two models, added to a third
 
 
 def test_merge_measures_the_average_where_data_are_given(

@@ -199,7 +199,7 @@ ARCHITECTURES: Mapping[str, tuple[str, Break, str]] = {
     "type": (
         "llama",
         config(model_type="no_such_type"),
-        r"config.json: model_type is 'no_such_type', expected one of gpt2, bert, .*",
+        r"config.json: model_type is 'no_such_type', expected one of the \d+ that `isobasin families` lists; for",
     ),
     "no-type": ("llama", config(model_type=...), r"config.json: model_type is None, expected one of"),
     "type-list": ("llama", config(model_type=["llama"]), r"config.json: model_type is \['llama'\], expected one of"),

@@ -18,6 +18,7 @@ import tiny
 from isobasin import __version__
 from isobasin.arch import FAMILIES, Architecture, parse
 from isobasin.cli import run
+from isobasin.cli.info import family_lines
 from isobasin.groups import Permutation
 from isobasin.model import ModelConfig, Transformer
 from isobasin.symmetries import SCOPES
@@ -155,6 +156,11 @@ def test_families(answer: Answer) -> None:
     assert [row["family"] for row in rows] == list(FAMILIES)
     assert {"gpt2", "bert", "vit", "llama", "mistral", "qwen2", "phi3", "gpt_neox", "isobasin"} <= set(FAMILIES)
     assert all(row["group"] and row["positions"] and row["example"] for row in rows)
+    plain = family_lines(rows, 0)
+    for width in (80, 120):  # of a terminal
+        wrapped = family_lines(rows, width)
+        assert max(map(len, wrapped)) <= width < max(map(len, plain))
+        assert "\n".join(wrapped).replace("    group     ", "").split() == "\n".join(plain).split()
 
 
 def test_scramble_apply_and_invert_answer(tmp_path: Path, answer: Answer) -> None:
@@ -389,6 +395,15 @@ print(json.dumps([said, heavy()]))
         assert "--help" in text
     assert all(command in said[""][1] for command in COMMANDS)
     assert "torch" in afterwards
+
+
+def test_threads_without_work_sleep() -> None:
+    """torch reads the variable when it is imported; a value of the user stays."""
+    script = "import atexit, os, sys; from isobasin.cli import main; assert 'torch' not in sys.modules;"
+    script += "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY'])); main()"
+    policy = os.environ.get("OMP_WAIT_POLICY")
+    assert program("--version", script=script).stdout.splitlines()[1] == (policy or "passive")
+    assert program("--version", script=script, OMP_WAIT_POLICY="active").stdout.splitlines()[1] == "active"
 
 
 def test_a_pipe_that_nobody_reads_is_no_error() -> None:

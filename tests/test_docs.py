@@ -26,6 +26,7 @@ import tiny
 from isobasin.cli import run
 from isobasin.data import shipped
 from test_adapters import TARGETS, adapter_folder
+from test_other_formats import write_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": ROOT / "README.md"} | {
@@ -37,6 +38,7 @@ FENCE = re.compile(
     r"(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
+LANGUAGES = {"console", "python", "text", "toml", "yaml", "json"}  # any other would not be run, and would not say so
 EXIT_CODES = {
     "different:": 1,
     "NOT": 1,
@@ -174,7 +176,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model.head.weight.data[0] += 0.1
         model.save(folder / name)
     tiny.save(tiny.case("llama-gqa"), folder / "base")
-    adapter_folder(tiny.case("llama-gqa").build(seed=0), folder / "adapter", targets=TARGETS["llama-gqa"])
+    base = tiny.case("llama-gqa").build(seed=0)
+    adapter_folder(base, folder / "adapter", targets=TARGETS["llama-gqa"])
+    write_gguf(folder / "base.gguf", base, "llama")
     for name in ("train.txt", "test.txt"):
         (folder / name).write_text(TEXT)
     return folder
@@ -202,6 +206,7 @@ def inside(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kno
     """The working directory, with a copy of the workspace."""
     shutil.copytree(workspace, tmp_path / "page")
     monkeypatch.chdir(tmp_path / "page")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return tmp_path / "page"
 
 
@@ -267,6 +272,7 @@ def unmarked(source: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_not_run_says_so(page: str) -> None:
     source = PAGES[page].read_text("utf-8")
+    assert {block.language for block in blocks(page, source)} <= LANGUAGES
     assert unmarked(source) == []
     assert source.count("```") == 2 * len(list(blocks(page, source)))
 

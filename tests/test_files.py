@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import IO, get_args
 
 import pytest
 import torch
 
 from isobasin import files
+from isobasin.cli import run
 from isobasin.errors import IsobasinError, TransformError
 from isobasin.files import (
     AtomicOutput,
@@ -26,6 +28,8 @@ from isobasin.files import (
     remove,
     remove_unfinished,
 )
+from isobasin.model import ModelConfig, Transformer
+from isobasin.weights import load
 
 
 def names(folder: Path) -> list[str]:
@@ -464,3 +468,36 @@ def test_force_replaces_files_of_the_same_kind_only(tmp_path: Path) -> None:
     (tmp_path / "linked.json").hardlink_to(result)
     with pytest.raises(IsobasinError, match="is the input"):
         check_output_file(tmp_path / "linked.json", force=True, kind="path result", inputs=[result])
+
+
+HOLDS = "import sys, pathlib, isobasin.files as f; f.reserve(pathlib.Path(sys.argv[1])); print(1, flush=True); input()"
+
+
+def test_an_output_that_another_process_computes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For files and folders, with --force too; and no longer once the other one has ended, however it did."""
+    a, out = str(tmp_path / "a"), tmp_path / "out"
+    config = ModelConfig(d_model=6, n_layers=1, n_heads=1, d_ff=4, d_vocab=5, n_positions=4)
+    load(Transformer(config, seed=0).state_dict(), config.to_dict()).save(a)
+    commands = [["scramble", a], ["lineage", a, a], ["path", a, a, "--data", str(tmp_path / "text.txt")]]
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(out)], stdin=PIPE, stdout=PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"1\n"
+        for words in [*commands, ["scramble", a, "--force"]]:
+            assert run([*words, "-o", str(out)]) == 2
+            assert "another isobasin is computing it" in capsys.readouterr().err
+        other.kill()
+    assert names(tmp_path) == [".out.isobasin-lock", "a"]
+    assert run(["scramble", a, "-o", str(out)]) == 0
+    assert run(["scramble", a, "-o", str(out)]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert names(tmp_path) == ["a", "out"]
+
+
+def test_an_output_is_kept_until_the_command_ends_and_by_one_process_alone(tmp_path: Path) -> None:
+    files.reserve(tmp_path / "one")
+    files.reserve(tmp_path / "one")
+    files.reserve(tmp_path / "no such folder" / "two")
+    files.reserve(Path(os.devnull))
+    assert names(tmp_path) == [".one.isobasin-lock"]
+    files.release()
+    assert names(tmp_path) == []

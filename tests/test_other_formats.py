@@ -140,6 +140,20 @@ def test_a_gguf_file_is_the_model_it_was_made_of(
     assert "note        from GGUF (F32)" in capsys.readouterr().out
 
 
+def test_a_file_of_half_precision_is_the_model_up_to_the_rounding_of_its_type(tmp_path: Path) -> None:
+    model = tiny.case("llama-untied").build(seed=0)
+    tiny.write(model, tmp_path / "folder")
+    file = write_gguf(tmp_path / "m.gguf", model, "llama", "F16")
+    found = ib.load(file)
+    assert found["model.layers.0.mlp.up_proj.weight"].dtype == torch.float16
+    assert found["model.norm.weight"].dtype == torch.float32
+    verdict = ib.equivalent(tmp_path / "folder", file)
+    assert (verdict.answer, verdict.precision) == ("same", "float16")
+    (edge,) = ib.lineage([tmp_path / "folder", file]).edges
+    assert (edge.kind, edge.directed) == ("cast", True)
+    assert "rounded to float16, or as it was in float32" in edge.evidence
+
+
 def test_a_rounded_gguf_file_is_dequantised_and_coarser_ones_are_refused(tmp_path: Path) -> None:
     model = tiny.case("llama-untied").build(seed=0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8}  # rows of whole blocks of 32 numbers

@@ -1,6 +1,7 @@
 """Figures: every one is written, whole, for every shape of result, and shows what it should."""
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,6 +123,19 @@ def test_all_empty_and_constant_planes_are_drawn(tmp_path: Path) -> None:
         surface["loss"] = [[fill] * len(surface["x"]) for _ in surface["y"]]
         assert bands(read_result(result).pairs[0].plane) is None
         assert written(plot_plane, tmp_path / "plane.png", result).exists()
+
+
+def test_numbers_of_narrow_ranges_differ(tmp_path: Path, as_text: None) -> None:
+    """Losses that have three digits in common."""
+    result = document()
+    surface = result["plane"]["A-B"]
+    surface["loss"] = [[2.7 + 1e-4 * value for value in row] for row in surface["loss"]]
+    for pair in result["curves"].values():
+        for path in pair.values():
+            path["loss"] = [2.7 + 1e-4 * value for value in path["loss"]]
+    for plot in (plot_plane, plot_path):
+        found = re.findall(r">(2\.[67]\d*)<", words(written(plot, tmp_path / "figure.svg", result)))
+        assert 3 <= len(found) == len(set(found)), found
 
 
 def test_a_plane_with_holes_has_bands_that_hold_its_losses() -> None:

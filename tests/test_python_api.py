@@ -108,15 +108,18 @@ def test_what_is_loaded_does_not_change_with_the_model() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    model.config.rms_norm_eps = 0.5
+    eps, model.config.rms_norm_eps = model.config.rms_norm_eps, 0.5
     for key, weights in sources.items():
         assert str(ib.fingerprint(weights)) == before[key], key
+    with pytest.raises(ib.IsobasinError, match=r"variance_epsilon: is 0\.001, the config makes 0\.5 of it"):
+        ib.load(model)
+    model.config.rms_norm_eps = eps
     assert str(ib.fingerprint(model)) != before["model"], "the model itself did change"
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
     r"align: matcher is 'weights', expected Matcher or None": lambda a: ib.align(a, to=a, matcher="weights"),  # type: ignore[arg-type]
-    r"align: to is 3, expected Weights or str or Path or Mapping or Pretrained": lambda a: ib.align(a, to=3),  # type: ignore[arg-type]
+    r"align: to is 3, expected Weights or str or Path or Mapping or PreTrainedModel": lambda a: ib.align(a, to=3),  # type: ignore[arg-type]
     r"align: device is 'xx', expected a device of this machine": lambda a: ib.align(a, to=a, device="xx"),
     r"align: device is 'meta', which holds no numbers": lambda a: ib.align(a, to=a, device="meta"),
     r"0 workers: expected at least 1": lambda a: ib.align(a, to=a, workers=0),
@@ -356,3 +359,40 @@ def test_nothing_is_shown_outside_a_notebook(capsys: pytest.CaptureFixture[str])
         assert watch is None
         assert step is None
     assert capsys.readouterr().out == ""
+
+
+def test_every_argument_of_every_public_method_is_checked(pair: tuple[Any, Any]) -> None:
+    weights = ib.load(pair[0])
+    objects = [weights, ib.scramble(weights), ib.fingerprint(weights), ib.symmetry(weights)]
+    kinds = (ib.JointAlignment, ib.Adapter, ib.Task, ib.ModelConfig, ib.Transformer)
+    objects += [object.__new__(kind) for kind in kinds]
+    n_checked = 0
+    for owner in objects:
+        for name in (n for n in dir(type(owner)) if n[0] != "_"):
+            found = inspect.getattr_static(owner, name)
+            function = getattr(found, "__func__", found)
+            ours = str(getattr(function, "__module__", "")).startswith("isobasin")
+            if not ours or not hasattr(function, "__wrapped__"):
+                continue
+            parameters = inspect.signature(getattr(owner, name)).parameters
+            needed = {key: "x" for key, p in parameters.items() if p.default is p.empty}
+            for key in (k for k, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)):
+                with pytest.raises(IsobasinError, match=r"(is <object object|is 'x').* expected"):
+                    getattr(owner, name)(**needed | {key: object()})
+                n_checked += 1
+    assert n_checked > 20
+
+
+WRONG_IN_METHODS: dict[str, Callable[[Any], Any]] = {
+    r"Fingerprint\.read: text is 3, expected str": lambda _: ib.Fingerprint.read(3),  # type: ignore[arg-type]
+    r"matches: other is 3, expected Fingerprint or Weights or str": lambda a: ib.fingerprint(a).matches(3),  # type: ignore[arg-type]
+    r"Transformer\.__init__: config is 3, expected ModelConfig": lambda _: ib.Transformer(3),  # type: ignore[arg-type]
+    r"BarrierCallback\.__init__: reference is 3, expected": lambda _: ib.BarrierCallback(3),  # type: ignore[arg-type]
+    r"from_dict: settings is 3, expected Mapping": lambda _: ib.ModelConfig.from_dict(3),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("message", WRONG_IN_METHODS)
+def test_an_argument_of_a_wrong_type_of_a_method_is_one_line(message: str, pair: tuple[Any, Any]) -> None:
+    with pytest.raises(IsobasinError, match=message):
+        WRONG_IN_METHODS[message](ib.load(pair[0]))

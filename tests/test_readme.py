@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from isobasin.arch.registry import FAMILIES
 from isobasin.cli.app import app
 from isobasin.cli.study import study
 
@@ -22,6 +23,13 @@ def test_the_table_of_commands_is_complete() -> None:
     assert study in [group.typer_instance for group in app.registered_groups]
     available |= {str(group.name) for group in app.registered_groups}
     assert documented == available
+
+
+def test_the_number_of_model_types_is_that_of_the_registry() -> None:
+    """Without the project's own model, which is no type of transformers."""
+    found = re.findall(r"(\d+)\s+(?:model )?types of", README)
+    assert len(found) == 2
+    assert set(map(int, found)) == {len(FAMILIES) - 1}
 
 
 def test_the_setup_commands_are_named() -> None:

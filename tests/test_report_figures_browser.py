@@ -98,6 +98,20 @@ def test_axes_say_what_they_are(browser: Any, tmp_path: Path) -> None:
     assert find(browser, ".surface .axes").text.startswith("horizontal: along A to B")
 
 
+@pytest.mark.parametrize("width", [0.3, 1e-3, 1e-5])
+def test_numbers_of_narrow_ranges_differ_and_fit(browser: Any, tmp_path: Path, width: float) -> None:
+    result = document(naive=1.0, aligned=0.5)
+    for pair in result["curves"].values():
+        for path in pair.values():
+            path["loss"] = [2.7 + width * value for value in path["loss"]]
+    show(browser, tmp_path, result)
+    numbers = ".canvas text[text-anchor=end]:not([class])"
+    found = [node.text for node in browser.find_elements("css selector", numbers)]
+    assert 3 <= len(found) == len(set(found)), found
+    outside = "return [...document.querySelectorAll(arguments[0])].filter((node) => node.getBBox().x < -1).length"
+    assert browser.execute_script(outside, numbers) == 0
+
+
 def test_several_alignments_of_one_pair_have_one_picture(browser: Any, tmp_path: Path) -> None:
     show(browser, tmp_path, *several_ways(0.5, 0.1))
     together = find(browser, "figure[data-name=A-B-all]")

@@ -2,10 +2,11 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,19 @@ def test_every_command_has_a_section_with_its_options(hooks: ModuleType) -> None
     assert "| `-h, --help` |" in path
 
 
+def test_the_reason_why_a_block_is_not_run_is_not_shown(hooks: ModuleType) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_path="a.md", abs_src_path=str(ROOT / "a.md")), meta={})
+    text = '```text title="not run: installs"\n$ make demo\n```\n```toml title="a.toml"\n```\n'
+    assert hooks.on_page_markdown(text, page) == '```text\n$ make demo\n```\n```toml title="a.toml"\n```\n'
+
+
+def test_names_of_options_stay_on_one_line(hooks: ModuleType) -> None:
+    html = "<p><code>--seq-len</code> <code>-o</code> <code>a-b</code> <code>--to A</code></p>"
+    found = hooks.on_page_content(html)
+    assert found.count('<code class="option">') == 2
+    assert '<code class="option">--seq-len</code>' in found
+
+
 def test_what_a_page_may_not_load(hooks: ModuleType) -> None:
     assert hooks.foreign('<script src="https://other.org/a.js"></script><a href="https://other.org">a</a>') != []
     assert hooks.foreign("<link href=//other.org/font.css>") != []
@@ -64,16 +78,22 @@ PAGES = {
 }
 
 
+def build(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """The site with this one page, in its own settings."""
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[0]
+    settings = settings.replace("docs/hooks.py", f"{ROOT}/docs/hooks.py").replace("[src]", f"[{ROOT}/src]")
+    (folder / "mkdocs.yml").write_text(settings.replace("  - site.css\n", "") + "\nnav: [{Home: index.md}]\n")
+    (folder / "docs").mkdir()
+    (folder / "docs/index.md").write_text(source)
+    shutil.copy(ROOT / "docs/iframe-worker.js", folder / "docs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]  # with --quiet warnings would not count
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_the_strict_build_refuses(name: str, tmp_path: Path) -> None:
     """The settings of the site, with one page."""
-    settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[0]
-    settings = settings.replace("docs/hooks.py", f"{ROOT}/docs/hooks.py").replace("[src]", f"[{ROOT}/src]")
     source, sound = PAGES[name]
-    (tmp_path / "mkdocs.yml").write_text(settings.replace("  - site.css\n", "") + "\nnav: [{Home: index.md}]\n")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/index.md").write_text(source)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]  # with --quiet warnings would not count
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+    done = build(tmp_path, source)
     assert (done.returncode == 0) is sound, done.stdout + done.stderr

@@ -10,6 +10,7 @@ import isobasin as ib
 import tiny
 from isobasin.arch import FAMILIES, user_family
 from isobasin.cli import run
+from isobasin.errors import IsobasinError
 
 pytestmark = pytest.mark.hf
 
@@ -19,16 +20,16 @@ SIZES |= {"intermediate_size": 40, "vocab_size": 50, "max_position_embeddings": 
 
 @pytest.fixture(autouse=True)
 def forgotten(known_families: None) -> None:
-    for name in ("seed_oss", "helium"):  # as if they were not supported
+    for name in ("seed_oss", "helium", "qwen3"):  # as if they were not supported
         del FAMILIES[name]
 
 
-def saved(folder: Path, stem: str) -> Path:
+def saved(folder: Path, stem: str, head: str = "ForCausalLM") -> Path:
     import transformers
 
     config = getattr(transformers, f"{stem}Config")(**SIZES)
     with torch.random.fork_rng(devices=[]):
-        model = getattr(transformers, f"{stem}ForCausalLM")(config)
+        model = getattr(transformers, f"{stem}{head}")(config)
     tiny.randomize(model, 0).save_pretrained(folder)
     return folder
 
@@ -48,6 +49,23 @@ def test_a_draft_is_proved_and_used(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["scramble", str(model), "-o", str(tmp_path / "b"), f"--family={file}", "--quiet"]) == 0
     assert run(["equal", str(model), str(tmp_path / "b"), "--quiet"]) == 0
     assert ib.load(model, family=file).arch.family == "seed_oss"
+
+
+@pytest.mark.parametrize(
+    ("stem", "head", "found"),
+    [
+        ("EuroBert", "ForMaskedLM", "'EuroBertForMaskedLM', heads=('ForMaskedLM', 'Model')),"),  # not one of a decoder
+        ("Qwen3", "ForCausalLM", "qk_norm=True, q_gain='model.layers.{i}.self_attn.q_norm.weight', "),
+    ],
+)
+def test_a_draft_knows_the_head_and_norms_on_queries_and_keys(
+    stem: str, head: str, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = saved(tmp_path / "a", stem, head), tmp_path / "family.py"
+    draft = drafted(model, capsys)
+    assert found in draft
+    file.write_text(draft)
+    assert run(["check", str(model), "--family", str(file)]) == 0
 
 
 def test_a_wrong_draft_is_refuted_and_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,3 +156,9 @@ def test_json_stays_json_whatever_the_file_prints(tmp_path: Path, capsys: pytest
     assert json.loads(printed.out)["family"] == "seed_oss"
     assert "at first" in printed.err
     assert "later" in printed.err
+
+
+@pytest.mark.parametrize("name", ["\0", "x" * 5000, "not there"])
+def test_a_file_that_is_no_file_is_named(name: str) -> None:
+    with pytest.raises(IsobasinError, match="no such file; `isobasin families --draft MODEL` drafts one"):
+        ib.load("model", family=name)

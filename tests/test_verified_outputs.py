@@ -16,6 +16,8 @@ import tiny
 from isobasin.arch.config import Fields
 from isobasin.cli import run
 from isobasin.errors import VerificationError
+from isobasin.runtime import outputs
+from isobasin.symmetries import coordinate
 from isobasin.symmetries.check import require_same_outputs
 
 pytestmark = pytest.mark.hf
@@ -240,3 +242,31 @@ def test_a_copy_that_is_nowhere_finite_is_not_written(
     assert run(["scramble", str(model), "-o", str(tmp_path / "out")]) == 2
     assert "numbers inside the moved model overflow" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1e10])
+def test_a_scrambled_copy_of_a_model_with_a_small_head_has_its_function_as_it_is_stored(
+    scale: float, tmp_path: Path
+) -> None:
+    """Means of the size of other tensors, added to numbers of 1e-10, left nothing of them when rounded."""
+    model = tiny.case("vit-classifier").build(seed=0)
+    with torch.no_grad():
+        for x in model.classifier.parameters():
+            x.mul_(scale)
+    tiny.write(model, tmp_path / "model")
+    assert run(["scramble", str(tmp_path / "model"), "-o", str(tmp_path / "copy"), "--seed", "3", "--quiet"]) == 0
+    inputs = [tiny.case("vit-classifier").inputs(0)]
+    found = [outputs(ib.load(tmp_path / n), inputs, torch.device("cpu"), torch.float64) for n in ("model", "copy")]
+    assert float((found[0] - found[1]).abs().max() / found[0].abs().max()) < 1e-5
+
+
+def test_a_copy_that_is_lost_when_it_is_stored_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.case("vit-classifier").build(seed=0)
+    with torch.no_grad():
+        for x in model.classifier.parameters():
+            x.mul_(1e-10)
+    weights = ib.load(model)
+    monkeypatch.setattr(coordinate, "LARGEST_MEAN", 1e30)
+    moved = ib.scramble(weights, seed=3).apply(weights)
+    with pytest.raises(ib.IsobasinError, match="rounded to float32, the moved weights would change outputs"):
+        require_same_outputs(weights, moved)

@@ -1,6 +1,7 @@
 """The package as it is installed: a wheel in an environment of its own, outside the tree; and a plain source folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import isobasin
 FULL = os.environ.get("ISOBASIN_SLOW") == "1"
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 # What a person tries first: every command that reads a file of the package, and the data of the demo.
 SMOKE = """
 import importlib.metadata, sys
@@ -44,21 +46,40 @@ for words in (
     ["path", a, b, "--data", data, "--points", "3", "--max-samples", "20", "-o", "path.json"],
     ["report", "path.json", "-o", "report.html"],
     ["families"],
+    *[["demo"]] * (sys.argv[3] == "demo"),
 ):
     code = run(words)
     assert code == 0, (words, code)
 """
 
 
-def smoke(python: str, inside: Path, mode: str, place: Path, **environment: str) -> str:
-    """Run the smoke test in an empty folder; what it prints."""
+def smoke(python: str, inside: Path, mode: str, place: Path, demo: bool = False, **environment: str) -> str:
+    """Run the smoke test in an empty folder, if asked with the demo, whose table is README's; what it prints."""
     place.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | environment
-    done = subprocess.run(
-        [python, "-c", SMOKE, str(inside), mode], cwd=place, env=clean, capture_output=True, text=True, check=False
-    )
+    call = [python, "-c", SMOKE, str(inside), mode, "demo" if demo else ""]
+    done = subprocess.run(call, cwd=place, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    table = re.search(
+        r"^the average of A and B.*?(?=^isobasin-demo/)", (ROOT / "README.md").read_text("utf-8"), re.M | re.S
+    )
+    assert table is not None
+    assert (table[0] in done.stdout) == demo, done.stdout
     return done.stdout
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this tree, built from a copy of its sources in a folder, which is made if it is missing."""
+    tree, wheels = folder / "tree", folder / "wheels"
+    for old in (tree, wheels):
+        shutil.rmtree(old, ignore_errors=True)
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree / name)
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(tree)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = wheels.iterdir()
+    return wheel
 
 
 @pytest.mark.slow
@@ -73,25 +94,18 @@ def test_a_source_folder_without_metadata_works(tmp_path: Path) -> None:
 def test_a_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
     """What the package needs is found through a .pth file; of the package itself only the wheel is there."""
     pytest.importorskip("setuptools", reason="builds a wheel: pip install 'isobasin[dev]'")
-    tree, wheels = tmp_path / "tree", tmp_path / "wheels"
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "src", tree / "src", ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(tree)]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = wheels.iterdir()
+    wheel = build_wheel(tmp_path)
     assert wheel.name == f"isobasin-{isobasin.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as content:
         names = set(content.namelist())
-    files = {p.relative_to(tree / "src").as_posix() for p in (tree / "src").rglob("*") if p.is_file()}
+    source = tmp_path / "tree/src"
+    files = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
     assert files <= names | {name for name in files if ".egg-info/" in name}
     assert wheel.stat().st_size < 4_000_000
 
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env/bin/python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    subprocess.run([*PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True)
     library = next((tmp_path / "env/lib").glob("python*/site-packages"))
     (library / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     assert smoke(str(python), library, "installed", tmp_path / "run").startswith(f"{isobasin.__version__}\n")

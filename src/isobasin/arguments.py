@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from isobasin.errors import IsobasinError, brief
 
@@ -35,6 +35,24 @@ def checked(function: Callable[..., Any], name: str, find: Callable[[str], Any])
     return call
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def checks_arguments(method: Method) -> Method:
+    """The same method, which first compares its arguments with its annotations; their types are found when it is first
+    called."""
+
+    @wraps(method)
+    def call(*given: Any, **named: Any) -> Any:
+        return checked(method, method.__qualname__, _nothing)(*given, **named)
+
+    return cast(Method, call)
+
+
+def _nothing(name: str) -> Any:
+    raise AttributeError(name)
+
+
 def check_fields(record: Any) -> None:
     """Compare the fields of a dataclass with their annotations."""
     for field in fields(record):
@@ -45,7 +63,7 @@ def check_fields(record: Any) -> None:
 def _resolved(annotation: Any, function: Callable[..., Any], find: Callable[[str], Any]) -> Any:
     """An annotation in quotes as a type; Any where a name is for type checkers alone."""
     if not isinstance(annotation, str):
-        return annotation
+        return Any if annotation is inspect.Parameter.empty else annotation
     try:
         return eval(annotation, dict(vars(builtins)), _Names(function.__globals__, find))
     except (NameError, TypeError):

@@ -26,6 +26,7 @@ from transformers.utils import logging
 from isobasin.alignment.align import Matcher, align
 from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.matchers import WeightMatching
+from isobasin.arguments import checks_arguments
 from isobasin.errors import IsobasinError
 from isobasin.files import strict_json
 from isobasin.path.barrier import Curve, is_connected
@@ -162,6 +163,7 @@ class BarrierCallback(TrainerCallback):  # type: ignore[misc]
     naive barrier alone. `device` is that of the model unless given.
     """
 
+    @checks_arguments
     def __init__(
         self,
         reference: ModelSource,

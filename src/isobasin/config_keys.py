@@ -6,7 +6,8 @@ without its weights, on the device `meta`, and its config records what is read.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -22,6 +23,8 @@ from isobasin.weights import Weights
 
 _READ_AS_NUMBERS = (Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__index__, Tensor.__contains__)
 ABSENT = "absent"
+_KEPT = 1000
+_READ: dict[str, frozenset[str] | None] = {}
 
 
 def unknown_settings(weights: Weights) -> dict[str, Any]:
@@ -62,7 +65,7 @@ def _differing(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -
     return {name for name in {*one, *other} if one.get(name, ABSENT) != other.get(name, ABSENT)}
 
 
-def _reads(read: set[str] | None, part: str, names: Iterable[str]) -> bool:
+def _reads(read: Set[str] | None, part: str, names: Iterable[str]) -> bool:
     """Whether the model reads one of these attributes of the config of a part, or can not be asked."""
     return read is None or not read.isdisjoint(f"{part}: {name}" for name in names)
 
@@ -114,9 +117,19 @@ def _attributes(weights: Weights, config: Mapping[str, Any]) -> dict[str, Any] |
         return None
 
 
-def attributes_read(weights: Weights) -> set[str] | None:
+def attributes_read(weights: Weights) -> Set[str] | None:
     """The attributes of the config that are read while the model is built and run, those of the configs of its parts as
-    `part: name`; None if it can not be run."""
+    `part: name`; None if it can not be run. Computed once for each config and set of tensors."""
+    what = [weights.arch.family, weights.config, sorted(weights.arch.shapes.items())]
+    key = json.dumps(what, sort_keys=True, default=repr)
+    if key not in _READ:
+        if len(_READ) >= _KEPT:
+            _READ.clear()
+        _READ[key] = _attributes_read(weights)
+    return _READ[key]
+
+
+def _attributes_read(weights: Weights) -> frozenset[str] | None:
     try:
         kind, config, options = pretrained_class(weights)
         config._experts_implementation = "batched_mm"  # the plain formula asks which experts are chosen
@@ -134,7 +147,7 @@ def attributes_read(weights: Weights) -> set[str] | None:
     names = {config.attribute_map.get(name, name) for name in frozenset(read)} - NEUTRAL_KEYS
     for key, inner in parts.items():
         names |= {f"{key}: {inner.attribute_map.get(name, name)}" for name in frozenset(of_parts[key])}
-    return names
+    return frozenset(names)
 
 
 def _recorded(config: Any) -> set[str]:

@@ -49,6 +49,15 @@ class VerificationError(IsobasinError):
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
+def with_article(noun: str) -> str:
+    """A family of models with its article.
+
+    >>> with_article("llama"), with_article("opt"), with_article("isobasin")
+    ('a llama', 'an opt', 'an isobasin')
+    """
+    return f"{'an' if noun[:1] in 'aeio' else 'a'} {noun}"
+
+
 def printable(text: str) -> str:
     """The text with escapes in place of control characters: a file name must not send commands to the terminal."""
     if text.isprintable():

@@ -36,6 +36,7 @@ _MARKER, _AFTER = "isobasin-writer.json", "after.json"
 _TEMPORARY = ".isobasin-tmp-"
 _MAX_NAME = 200  # bytes: file systems allow 255, and temporary names are longer than those of the outputs
 _LIVE: dict[Path, tuple[int, Path]] = {}  # temporary folders that are in use: process, output
+_RESERVED: dict[Path, tuple[int, int | None]] = {}  # lock files of outputs: process, open file
 
 
 # -- outputs ---------------------------------------------------------------------------------------------------------
@@ -351,6 +352,75 @@ def _read_marker(handle: int) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+# -- one writer at a time --------------------------------------------------------------------------------------------
+
+
+def reserve(path: Path) -> None:
+    """Refuse an output that another process is computing, and keep it for this one until `release`.
+
+    The lock of the file `.NAME.isobasin-lock` beside it ends with the process; the next writer deletes what a killed
+    one left. Without effect where the system has no such locks.
+    """
+    lock = path.absolute().with_name(f".{_short(path.name)}.isobasin-lock")
+    if lock in _RESERVED or (path.exists() and not (path.is_file() or path.is_dir())):
+        return
+    while True:
+        _RESERVED[lock] = os.getpid(), None  # first, so that no interrupt leaves a file that is not listed
+        try:
+            handle = _open_lock(lock)
+        except OSError:  # the folder is not there, or can not be written: what writes the output says so
+            del _RESERVED[lock]
+            return
+        if handle is None:
+            del _RESERVED[lock]
+            raise IsobasinError(
+                f"{path}: another isobasin is computing it; wait until it has finished, or choose another name"
+            )
+        _RESERVED[lock] = os.getpid(), handle
+        try:
+            _check_same_file(handle, lock)
+        except FileNotFoundError:  # the other one has just finished, and deleted it
+            os.close(handle)
+            continue
+        return
+
+
+def release() -> None:
+    """Give up all outputs that this process keeps."""
+    for lock, (process, handle) in list(_RESERVED.items()):
+        if process == os.getpid():
+            with suppress(OSError):
+                if handle is not None or _open_lock(lock) is not None:
+                    lock.unlink()
+        if _RESERVED.pop(lock, None) and handle is not None:
+            os.close(handle)
+
+
+atexit.register(release)
+
+
+def _open_lock(file: Path) -> int | None:
+    """The handle of a lock file that this process has locked; None if another one has."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    if not _is_locked(handle):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _is_locked(handle: int) -> bool:
+    """Whether another process has the lock of an open file; if not, this one has it now."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # no such locks
+        return False
+    return False
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

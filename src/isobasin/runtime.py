@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from isobasin.arch import resolve
 from isobasin.arch.config import Fields
 from isobasin.errors import ArchitectureError, IsobasinError, brief
+from isobasin.live import EmptyOnMeta
 from isobasin.shapes import Float
 from isobasin.views import trim_heap
 from isobasin.weights import Weights
@@ -72,6 +73,8 @@ def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:
     shape: tuple[int, ...] = (1, min(length, max_length(weights) or length))
     if (spectrogram := feature_shape(weights)) is not None:
         features = torch.randn(1, *spectrogram, generator=rng)
+        if not reads_targets(weights):
+            return {"input_features": features}
         ids = torch.randint(vocabulary_size(weights) or 2, shape, generator=rng)
         return {"input_features": features, "decoder_input_ids": ids}
     if weights.family.class_of(weights.config).endswith("ForMultipleChoice"):
@@ -120,8 +123,9 @@ def _with_image(weights: Weights, inputs: Inputs, rng: torch.Generator) -> Input
 
 def reads_targets(weights: Weights) -> bool:
     """Whether the model has a decoder beside an encoder, and is given the tokens of both."""
-    kind = weights.family.class_of(weights.config)
-    return weights.family.inputs.decoder and not kind.endswith(("EncoderModel", "ForSequenceClassification"))
+    family, config = weights.family, weights.config
+    classifier = family.class_of(config).endswith("ForSequenceClassification")
+    return family.inputs.decoder and not classifier and not family.is_encoder(config)
 
 
 def with_tokens(weights: Weights, inputs: Inputs, ids: Tensor) -> Inputs:
@@ -226,6 +230,9 @@ def module_reading(model: torch.nn.Module, held: Mapping[str, str], weight: str)
     return model.get_submodule(held[weight].rpartition(".")[0])
 
 
+SMALLEST_SIZE = 1e-30  # of outputs: differences are relative to it where all outputs are smaller
+
+
 def output_difference(x: Tensor, y: Tensor, scale: Tensor | None = None) -> float:
     """max |x − y| / max |scale|, by default the size of x; infinite where exactly one of the two is finite, 0 where
     none is."""
@@ -236,7 +243,7 @@ def output_difference(x: Tensor, y: Tensor, scale: Tensor | None = None) -> floa
     if not bool(finite.any()):
         return 0.0
     size = scale[torch.isfinite(scale)].abs().max() if bool(torch.isfinite(scale).any()) else torch.ones(())
-    return float((x - y)[finite].abs().max() / size.clamp(min=1e-30))
+    return float((x - y)[finite].abs().max() / size.clamp(min=SMALLEST_SIZE))
 
 
 def run_module(weights: Weights, module: torch.nn.Module, inputs: Inputs) -> Float[Tensor, "n outputs"]:
@@ -482,16 +489,6 @@ class _InFloat64(TorchFunctionMode):
         return func(*args, **named)
 
 
-class _EmptyOnMeta(TorchFunctionMode):
-    """`torch.empty` gives tensors without storage, so weights take no memory; buffers that are computed do exist."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        settings = dict(kwargs or {})
-        if func is torch.empty:
-            settings["device"] = "meta"
-        return func(*args, **settings)
-
-
 def _streamed_module(
     weights: Weights, device: torch.device, *, attention: str, cache: bool, dtype: torch.dtype
 ) -> torch.nn.Module:
@@ -499,7 +496,7 @@ def _streamed_module(
     and drop them afterwards."""
     kind, config, options = pretrained_class(weights)
     config.use_cache, config.chunk_size_feed_forward = cache, 0
-    with _EmptyOnMeta(), torch.random.fork_rng(devices=[]):
+    with EmptyOnMeta(), torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = kind._from_config(
             config, attn_implementation=_available(kind, attention), dtype=dtype, **options
         )

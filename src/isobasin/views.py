@@ -34,9 +34,10 @@ class View(Mapping[str, Tensor]):
 
 
 class ReadOnce(Mapping[str, Tensor]):
-    """The same tensors, each read when it is first asked for and kept on a device in the type it has."""
+    """The same tensors, each read when it is first asked for and kept in the type it has, on a device if one is
+    given."""
 
-    def __init__(self, base: Tensors, device: torch.device) -> None:
+    def __init__(self, base: Tensors, device: torch.device | None = None) -> None:
         self._base = base
         self._device = device
         self._kept: dict[str, Tensor] = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from isobasin.arch import FAMILIES, Architecture, Family, Index, Names, describe, family_of, of_stored_class, resolve
 from isobasin.arch.user_family import use_family, use_listed_families
+from isobasin.arguments import checks_arguments
 from isobasin.checkpoint import (
     Adapter,
     Checkpoint,
@@ -32,6 +33,7 @@ from isobasin.checkpoint.gguf import read_gguf
 from isobasin.display import Shown, Summary
 from isobasin.errors import ArchitectureError, CheckpointError, brief
 from isobasin.files import Content
+from isobasin.live import check_live
 from isobasin.views import Change, ReadOnce, Tensors, View, room
 
 MEMORY = 2**29  # bytes of the host that a model may take to be read only once
@@ -169,6 +171,7 @@ class Weights(Shown, Mapping[str, Tensor]):
         kinds = {dtype_name(each): each for each in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
         return kinds.get(str(named).removeprefix("torch."), self.dtype)
 
+    @checks_arguments
     def output_dtypes(self, policy: str = "auto") -> dict[str, torch.dtype]:
         """The type each tensor is written in: `keep`, a type's name, or `auto`.
 
@@ -193,6 +196,7 @@ class Weights(Shown, Mapping[str, Tensor]):
         unnamed = widest == self.dtype and not any(self.config.get(key) for key in ("dtype", "torch_dtype"))
         return dict(self.config) if stays or unnamed else with_dtype(self.config, widest)
 
+    @checks_arguments
     def state_dict(self, policy: str | torch.dtype = "auto") -> dict[str, Tensor]:
         """Every tensor under its name on disk, in memory; all but buffers in a type, where one is given."""
         if isinstance(policy, torch.dtype):
@@ -234,6 +238,7 @@ class Weights(Shown, Mapping[str, Tensor]):
             watch(name, tensor)
         return tensor
 
+    @checks_arguments
     def save(
         self,
         out: str | Path,
@@ -353,13 +358,13 @@ def _sliced(source: Tensors, disk: str, index: Index) -> Tensor:
 
 
 @runtime_checkable
-class _Pretrained(Protocol):
+class _PreTrainedModel(Protocol):
     config: Any
 
     def state_dict(self) -> dict[str, Tensor]: ...
 
 
-ModelSource = Weights | str | Path | Mapping[str, Tensor] | _Pretrained
+ModelSource = Weights | str | Path | Mapping[str, Tensor] | _PreTrainedModel
 
 
 def load(
@@ -390,9 +395,10 @@ def load(
                 f"{source!s:.200} can not be read ({error.strerror}): expected a checkpoint folder that you may read"
             ) from error
         return _weights(checkpoint, checkpoint.config, checkpoint)
-    if isinstance(source, _Pretrained) and not isinstance(source, Mapping):
+    if isinstance(source, _PreTrainedModel) and not isinstance(source, Mapping):
         config = config or source.config.to_dict() | _class_of(source)
         tensors: Tensors = _file_tensors(source, family_of(config))
+        check_live(source)
     else:
         tensors = source
     if not isinstance(tensors, Mapping):
@@ -412,7 +418,7 @@ def is_gguf(source: str | Path) -> bool:
 
 
 def _from_gguf(file: Path) -> Weights:
-    """A language model from a GGUF file, whole and in float32."""
+    """A language model from a GGUF file, whole."""
     found = read_gguf(file)
     try:
         return replace(_weights(found.tensors, found.config, None), note=found.note)
@@ -425,6 +431,7 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies: dict[tuple[object, ...], Tensor] = {}
     if wrong := next((name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)), None):
         raise CheckpointError(f"{wrong!s:.80}: is {brief(tensors[wrong])}, expected a tensor")
+    _require_dense(tensors)
     if empty := next((name for name, tensor in tensors.items() if tensor.is_meta), None):
         raise CheckpointError(
             f"{empty}: is on the device meta and has no numbers; load the weights into the model first"
@@ -439,10 +446,16 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: copied(tensor) for name, tensor in tensors.items()}
 
 
+def _require_dense(tensors: Mapping[str, Tensor]) -> None:
+    if odd := next((name for name, tensor in tensors.items() if tensor.layout != torch.strided), None):
+        raise CheckpointError(f"{odd}: has the layout {tensors[odd].layout}, expected a dense tensor; see to_dense()")
+
+
 def _file_tensors(model: Any, family: Family) -> dict[str, Tensor]:
     """The tensors of a model of transformers as its files have them: it may hold several of them as one, and lists a
     tied head, which no file has."""
     tensors = dict(model.state_dict())
+    _require_dense(tensors)
     if adapter := next((name for name in tensors if ".lora_A." in name), None):
         raise CheckpointError(
             f"{adapter}: the model holds adapters of PEFT beside its weights; merge them first, with "
@@ -469,17 +482,19 @@ def _weights(tensors: Tensors, config: Mapping[str, Any], checkpoint: Checkpoint
     arch, names = describe(config, {name: tuple(info.shape) for name, info in infos.items()})
     dtypes = {name: infos[disk].dtype for name, disk in names.on_disk.items()}
     for name, dtype in dtypes.items():
-        if not arch.tensors[name].buffer and not dtype.is_floating_point:
+        if not arch.tensors[name].buffer and (not dtype.is_floating_point or dtype.itemsize < 2):
             raise CheckpointError(
-                f"{names.on_disk[name]}: found {dtype_name(dtype)} numbers, expected floating ones: "
-                "dequantise or convert the model first"
+                f"{names.on_disk[name]}: found {dtype_name(dtype)} numbers, expected floating ones of at "
+                "least 16 bits: dequantise or convert the model first"
             )
     return Weights(arch, dict(config), names, _by_pattern(tensors, arch, names), dtypes, checkpoint)
 
 
 def adapted_names(weights: Weights, adapter: Adapter) -> dict[str, str]:
     """The tensor of a model for each tensor that an adapter changes, `MODULE.weight` or `MODULE.bias`."""
-    wanted = [f"{module}.weight" for module in adapter.modules] + [f"{module}.bias" for module in adapter.biased]
+    wanted = [f"{module}.weight" for module in sorted({*adapter.modules, *adapter.stored})] + [
+        f"{module}.bias" for module in adapter.biased
+    ]
     found = resolve(weights.family, weights.arch, wanted)
     places = {disk: name for name, disk in found.on_disk.items() if name not in found.slices}
     for key in wanted:
@@ -493,8 +508,18 @@ def adapted_names(weights: Weights, adapter: Adapter) -> dict[str, str]:
 
 
 def with_adapter(weights: Weights, adapter: Adapter) -> Weights:
-    """The model with the adapter merged into its weights, computed when a tensor is read."""
+    """The model with the adapter merged into its weights, computed when a tensor is read.
+
+    PEFT stores the weight of a head or an embedding that has an adapter, too. It must be that of the model.
+    """
     names = adapted_names(weights, adapter)
+    for module in adapter.stored:
+        base, stored = weights[names[f"{module}.weight"]], adapter.tensors[f"{module}.weight"]
+        if base.shape != stored.shape or not torch.equal(base.double(), stored.double()):
+            raise CheckpointError(
+                f"{module}: the adapter stores the weight of its base, which is not that of this model; give the base "
+                "that it was trained on, or merge it with PEFT (merge_and_unload)"
+            )
 
     def changed(module: str, name: str) -> Change:
         def merged(tensors: Tensors) -> Tensor:
@@ -555,6 +580,11 @@ def untied(weights: Weights) -> Weights:
     config = weights.family.untied_config(weights.config)
     shapes = weights.arch.stored_shapes()
     arch, names = describe(config, shapes | {alias: shapes[name] for alias, name in aliases.items()})
+    if any(arch.tied(name) for name in arch.tensors):
+        raise ArchitectureError(
+            f"{weights.family.class_of(weights.config)}: transformers ties the head to the embedding whatever the "
+            "config says; a head of its own is not supported"
+        )
     same = {name for name in arch.tensors if weights.names.on_disk.get(name) == names.on_disk[name]}
     return replace(
         weights,

@@ -206,6 +206,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(folders: Path, tmp_path: Path) -> Path:
     """A folder with A and B of its own, to be broken."""
     shutil.copytree(folders, tmp_path / "x")
+    (tmp_path / "x" / "written").write_text("a file")
     return tmp_path / "x"
 
 
@@ -228,8 +229,8 @@ FLAGS: Mapping[str, tuple[list[str], str]] = {
     "transform-in-a": (["--save-transform", "{}/a/t.safetensors"], r"--save-transform .*/a/t.safetensors: lies inside"),
     "transform-in-b": (["--save-transform", "{}/b/t.safetensors"], r"--save-transform .*/b/t.safetensors: lies inside"),
     "transform-in-out": (["--save-transform", "{}/out/t"], r"no such folder for the transform|lies inside"),
-    "transform-is-folder": (["--save-transform", "{}/a"], r"/a: a folder, expected the name of a file"),
-    "transform-exists": (["--save-transform", "{}/a/config.json"], r"config.json: already there; choose another name"),
+    "transform-is-folder": (["--save-transform", "{}"], r"/x: a folder, expected the name of a file"),
+    "transform-exists": (["--save-transform", "{}/written"], r"written: already there; choose another name"),
 }  # fmt: skip
 
 

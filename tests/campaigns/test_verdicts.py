@@ -28,13 +28,19 @@ def test_no_wrong_verdict(cases, first, step) -> None:  # type: ignore[no-untype
 
 
 def test_a_floor_of_few_perturbed_copies_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of a model in which numbers of 3e19 cancel: two perturbed copies of each side miss how much rounding does.
-    The control: without further copies the verdict is wrong."""
+    """A copy of a model in which numbers of 3e19 cancel is no other model. An input with a small noise floor is run on
+    more perturbed copies; the control runs none."""
     wanted = ("copy of a small part", "unit", 1e-20)
     case = next(c for c in verdicts.small_parts("cohere2-tied") if (c.kind, c.what, c.size) == wanted)
-    assert verdicts.judge(case).verdict.answer == "undecided"
+    result = verdicts.judge(case)
+    assert (result.verdict.answer, result.wrong) == ("undecided", False)
+    comparison = outputs.OutputComparison(case.a, case.b, "stored", 0)
+    (first, *_) = comparison.compare(outputs.probes(comparison.a, comparison.b, seed=0))
+    few = replace(first, rounding=first.difference / 100)
+    (confirmed,) = comparison._confirmed([few])
+    assert confirmed.ratio < few.ratio
     monkeypatch.setattr(outputs, "CONFIRMED", 0.0)
-    assert verdicts.judge(case).wrong
+    assert comparison._confirmed([few]) == [few]
 
 
 def test_a_wrong_verdict_is_noticed() -> None:

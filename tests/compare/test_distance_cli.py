@@ -101,7 +101,7 @@ def test_a_fingerprint_that_rounding_may_change_is_undecided(
     facts = json.loads(capsys.readouterr().out)
     assert (facts["equal"], facts["entries_uncertain"], facts["doubts"]) == (False, 0, [])
     monkeypatch.setattr(
-        "isobasin.compare.fingerprint.fingerprint_with_errors", lambda w, _: (fingerprint(w), (1e3,) * COUNT)
+        "isobasin.compare.fingerprint.fingerprint_with_errors", lambda w, *_, **__: (fingerprint(w), (1e3,) * COUNT)
     )
     assert run(["fingerprint", a, "--compare", other, "--json"]) == 3
     facts = json.loads(capsys.readouterr().out)

@@ -15,9 +15,11 @@ from compared_models import (
 from torch import Tensor
 
 import isobasin as ib
+from isobasin.compare import residual
 from isobasin.compare.degenerate import remove_degeneracies
-from isobasin.compare.limits import Entries, log_odds
+from isobasin.compare.limits import Entries, Judged, log_odds
 from isobasin.compare.outputs import ComparedInput, Probe, find_witness
+from isobasin.symmetries.transform import Transform
 
 pytestmark = pytest.mark.hf
 
@@ -173,6 +175,43 @@ def test_noise_stays_below_its_limit_and_a_change_does_not(rank: int) -> None:
     assert float(changed.lines(0).total().judged(x).excess) > 1
     other = Entries(drawn(4000, 24, 1).square() * 1e8, known, noise[1:])
     assert float((other.lines(0).judged(x).excess > 1).double().mean()) > 0.99
+
+
+def test_few_draws_of_many_entries_raise_no_false_alarm() -> None:
+    """A rotated matrix whose original was rounded, too: among millions of entries, four draws are all small in some."""
+    rng, n = torch.Generator().manual_seed(0), 1536
+    b = torch.randn(n, n, generator=rng, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=torch.float64)).Q
+
+    def noise() -> torch.Tensor:
+        return ((b * 2**-9 * (2 * torch.rand(n, n, generator=rng, dtype=torch.float64) - 1)) @ turn)[..., None]
+
+    known, residual = ((b @ turn * 2**-9).square() / 3)[..., None], noise()
+    draws = torch.stack([noise() for _ in range(4)])
+    x = log_odds(n * n)
+    assert float(Entries(residual.square(), known, draws).judged(x).excess.max()) < 0.5
+    residual[5, 7] += 60 * float(noise().std())
+    judged = Entries(residual.square(), known, draws).judged(x)
+    assert int(judged.excess.argmax()) == 5
+    assert float(judged.excess.max()) > 1
+
+
+def test_no_piece_of_a_tensor_has_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise of a column is estimated in each piece: a last piece of one row made copies look changed there."""
+    a = small_model(**ROPE)
+    rows, columns = a.arch.shapes[TOKENS]
+    pieces: list[tuple[int, int]] = []
+    judged = Entries.judged
+
+    def counted(self: Entries, x: float) -> Judged:
+        pieces.append(tuple(self.residual.shape[:2]))
+        return judged(self, x)
+
+    monkeypatch.setattr(residual, "CHUNK", (rows - 1) * columns)  # one row too few
+    monkeypatch.setattr(Entries, "judged", counted)
+    identity = Transform(a.arch.family, dict(a.arch.spaces))
+    residual.residuals(a, a, identity, precision="stored", seed=0, device=torch.device("cpu"))
+    assert [n for n, width in pieces if width == columns and n < rows][:2] == [9, 8]
 
 
 def test_an_output_beyond_the_range_of_float32_is_no_witness() -> None:

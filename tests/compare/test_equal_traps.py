@@ -2,16 +2,27 @@
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from compared_models import output_difference, perturbed, scrambled_file, small_model, stored, tiny_model, with_tensors
+from compared_models import (
+    held,
+    output_difference,
+    perturbed,
+    scrambled_file,
+    small_model,
+    stored,
+    tiny_model,
+    with_tensors,
+)
 from torch import Tensor
 
 import isobasin as ib
 from isobasin.arch import HeadSpace
 from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.equivalence import refine_transform
+from isobasin.compare.outputs import OutputComparison
 from isobasin.errors import ArchitectureError, IsobasinError
 from isobasin.groups import Matrix
 from isobasin.runtime import Runner
@@ -593,3 +604,58 @@ def test_models_that_are_never_finite_and_can_not_run_in_float64(monkeypatch: py
     assert found.answer == "undecided", str(found)
     assert "can be the overflow of a re-scaled copy" in found.reason
     assert "outputs agree" not in found.reason
+
+
+def test_outputs_that_are_far_larger_than_the_others_differ_in_both_orders() -> None:
+    """Rounding is relative to the larger outputs: those of B are as certain as those of A."""
+    a = stored(tiny_model("llama-gqa"), torch.bfloat16)
+    b = stored(held(a, {"lm_head.weight": a["lm_head.weight"].float() * 64}), torch.bfloat16)
+    for pair in ((a, b), (b, a)):
+        found = ib.equivalent(*pair)
+        assert found.answer == "different", str(found)
+    assert ib.equivalent(b, scrambled_file(b, torch.bfloat16)).answer == "same"
+    silent = with_tensors(tiny_model("llama-gqa"), {"lm_head.weight": torch.zeros_like(a["lm_head.weight"])})
+    for pair in ((silent, tiny_model("llama-gqa")), (tiny_model("llama-gqa"), silent)):
+        assert ib.equivalent(*pair).answer == "different"
+    assert ib.equivalent(silent, silent).answer == "same"
+
+
+def test_queries_of_any_size_beside_keys_of_the_usual_one() -> None:
+    a, name = tiny_model("llama-gqa"), "model.layers.0.self_attn.q_proj.weight"
+    b = with_tensors(a, {name: a[name].double() * 1e-20})
+    for pair in ((a, b), (b, a)):
+        assert ib.equivalent(*pair).answer == "different"
+    point = ib.canonical(b).apply(b)
+    inputs = {"input_ids": torch.randint(30, (2, 7), generator=torch.Generator().manual_seed(0))}
+    assert output_difference(b, held(point), inputs) < 1e-9
+    moved = held(ib.align(b, to=a, only_if_closer=False).transform.apply(b))
+    assert output_difference(b, moved, inputs) < 1e-9 < 1e-3 < output_difference(a, b, inputs)
+
+
+def test_means_of_a_reference_with_enormous_weights_are_not_taken() -> None:
+    """B's weights would be lost beside them: the means that LayerNorm hides stay B's own."""
+    model = tiny_model("gpt2-lm-untied")
+    name = next(n for n in model if n.endswith("h.1.mlp.c_fc.weight"))
+    to = with_tensors(model, {name: model[name].double() * 1e15})
+    moved = held(ib.align(model, to=to).transform.apply(model))
+    inputs = {"input_ids": torch.randint(30, (2, 7), generator=torch.Generator().manual_seed(0))}
+    assert output_difference(model, moved, inputs) < 1e-9
+
+
+def test_a_row_that_differs_as_stored_is_tried_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transform that does not fit spreads one number over all rows of a large table, and names others."""
+    a = stored(small_model(d_vocab=500, bias=False), torch.float32)
+    name = "embed.tokens.weight"
+    table = a[name].clone()
+    table[123, 5] += 0.1  # no input before has this token
+    tried, run = [], OutputComparison.with_row_probes
+
+    def recorded(self: OutputComparison, compared: Any, rows: Any) -> Any:
+        tried.append(rows)
+        return run(self, compared, rows)
+
+    monkeypatch.setattr(OutputComparison, "with_row_probes", recorded)
+    ib.equivalent(a, with_tensors(a, {name: table}))
+    assert tried[0] == {name: (123,)}
+    ib.equivalent(a, scrambled_file(with_tensors(a, {name: table})))
+    assert tried[2] == {}

@@ -1,6 +1,7 @@
 """Fingerprints: one for a whole orbit, whatever the rounding; another one for everything else."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from isobasin.compare.fingerprint import (
     FIRST_COUNT,
     QUANTUM,
     Fingerprint,
+    _quantised,
     compare_fingerprints,
     doubts,
     entry_errors,
@@ -27,7 +29,7 @@ from isobasin.groups import HeadsElement, Matrix
 from isobasin.model import ModelConfig
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.action import Action
-from isobasin.weights import Weights, load
+from isobasin.weights import Weights, load, untied
 
 COPIES, UNRELATED = (1000, 100) if FULL else (40, 20)
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_head": 4, "d_ff": 12, "d_vocab": 20, "n_positions": 8}
@@ -266,3 +268,38 @@ def test_a_type_of_the_config_that_does_not_hold_the_weights_is_in_doubt() -> No
     (doubt,) = type_doubts(large)
     assert "float16" in doubt.reason
     assert not type_doubts(replace(large, config={**model.config, "dtype": "bfloat16"}))
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("name", ["llama-tied", "bert-masked-lm-tied"])
+def test_a_tied_model_has_the_fingerprint_of_its_copy_with_a_head_of_its_own(name: str) -> None:
+    tied = tiny_model(name)
+    own, mine = untied(tied), fingerprint(tied)
+    assert mine.matches(fingerprint(scrambled(own)))
+    assert mine.matches(fingerprint(cast(scrambled(tied), torch.bfloat16)))
+    assert not mine.matches(fingerprint(untied(tiny_model(name, 1))))
+    head = next(n for n in own if n in tied.arch.aliases and own[n].ndim == 2)
+    changed = held(own, {head: own[head] * (1 + (torch.arange(len(own[head])) % 3 == 0)[:, None])})
+    assert not mine.matches(fingerprint(changed))
+
+
+@pytest.mark.hf
+def test_a_tied_fingerprint_of_an_older_version_is_compared_with_the_model_or_refused() -> None:
+    tied = tiny_model("llama-tied")
+    old = Fingerprint.read(str(_quantised(tied, invariants(tied))))
+    assert old.digest != fingerprint(tied).digest
+    assert old.matches(scrambled(tied))
+    assert not old.matches(tiny_model("llama-tied", 1))
+    for other in (fingerprint(tied), fingerprint(untied(tied)), untied(tied)):
+        with pytest.raises(IsobasinError, match=r"made before version 0\.2, of a model whose head is tied"):
+            old.matches(other)
+
+
+@pytest.mark.hf
+def test_matches_takes_a_model_a_folder_or_a_string(tmp_path: Path) -> None:
+    model = tiny_model("llama-gqa")
+    mine = fingerprint(model)
+    model.save(tmp_path / "m")
+    for other in (model, tmp_path / "m", str(tmp_path / "m"), str(mine)):
+        assert mine.matches(other)
+    assert not mine.matches(tiny_model("llama-gqa", 1))

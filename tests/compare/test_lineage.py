@@ -13,11 +13,13 @@ from compared_models import FULL, noisy, perturbed, scrambled_file, small_model,
 from lineage_models import Family
 
 import isobasin as ib
+import model_types as mt
 from isobasin.alignment.trunk import with_vocabulary
 from isobasin.cli import run
+from isobasin.compare import sketch
 from isobasin.compare.averages import combined
 from isobasin.compare.derivation import Basis, shows_average
-from isobasin.compare.lineage import SAME_TRUNK, Lineage
+from isobasin.compare.lineage import SAME_FUNCTION, SAME_TRUNK, Lineage
 from isobasin.compare.sketch import Moved, MoveTo, in_order, sampled
 from isobasin.errors import IsobasinError
 from isobasin.report.lineage_page import render
@@ -286,6 +288,22 @@ def test_a_cast_of_one_of_two_models_nearer_than_its_rounding_goes_to_the_right_
     assert [(e.parents, e.child) for e in found.edges_of("cast")] == [(("near",), "narrow")]
 
 
+def test_a_cast_is_found_beside_a_model_whose_sampled_numbers_are_those_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sketch, "MOST", 8)  # numbers of each tensor
+    base, *_ = three()
+    name, n = next((n, base[n].numel()) for n in base if base[n].ndim == 2 and "mlp" in n)
+    seen = set(sampled(with_tensors(base, {name: torch.arange(n).reshape(base[name].shape)}))[name].tolist())
+    unseen = next(k for k in range(n) if k not in seen)
+    row = base[name].clone()
+    row.view(-1)[unseen] *= 2
+    models = [base, with_tensors(base, {name: row}), stored(base, torch.bfloat16)]
+    found = ib.lineage(models, names=["base", "row", "cast"])
+    assert [(e.parents, e.child) for e in found.edges_of("cast")] == [(("base",), "cast")]
+    assert not found.edges_of("copy")
+
+
 def test_a_fine_tune_within_the_rounding_of_a_narrow_base_is_no_copy_and_not_its_origin() -> None:
     base, *_ = three()
     narrow = stored(base, torch.bfloat16)
@@ -304,6 +322,29 @@ def test_a_copy_that_is_scrambled_in_part_is_a_copy() -> None:
     base, *_ = three()
     part = stored(ib.scramble(base, scope="first-attention").apply(base), torch.float32)
     assert kinds_of(ib.lineage([base, part])) == {"copy"}
+
+
+def nearly_in_its_basis(weights: Weights, seed: int) -> Weights:
+    """The same function, with values and outputs of every head multiplied by a matrix near the identity."""
+    tensors = {name: weights[name].clone() for name in weights}
+    size, generator = weights.arch.sizes.d_head, torch.Generator().manual_seed(seed)
+    for name in (name for name in tensors if name.endswith("attn.v.weight")):
+        v, o = tensors[name], tensors[name.replace("attn.v", "attn.o")]
+        bias = tensors[name.replace("weight", "bias")]
+        for rows in torch.arange(len(v)).split(size):
+            m = torch.eye(size, dtype=v.dtype) + 0.4 / size**0.5 * torch.randn(size, size, generator=generator)
+            v[rows], bias[rows], o[:, rows] = m @ v[rows], m @ bias[rows], o[:, rows] @ torch.linalg.inv(m)
+    return with_tensors(weights, tensors)
+
+
+def test_a_copy_that_seems_to_be_in_the_same_basis_is_a_copy() -> None:
+    """Copies of one model that were moved next to another one: their numbers are near each other, and are not alike."""
+    base, *_ = three()
+    one, two = (stored(nearly_in_its_basis(base, seed), torch.float32) for seed in (0, 1))
+    found = ib.lineage([base, one, two, scrambled_file(base)])
+    assert [edge.kind for edge in found.edges] == ["copy"] * 3, found
+    tuned = nearly_in_its_basis(noisy(base, 1e-3), 0)
+    assert kinds_of(ib.lineage([base, stored(tuned, torch.float32)])) == {"relative"}
 
 
 def pruned(weights: Weights, share: float) -> Weights:
@@ -336,12 +377,52 @@ def test_models_with_other_heads_are_compared_on_their_trunk() -> None:
     assert "they differ in heads" in edge.evidence
 
 
-def test_a_tied_model_and_the_same_with_a_head_of_its_own_are_related() -> None:
+def test_a_tied_model_and_the_same_with_a_head_of_its_own_are_copies() -> None:
     tied = stored(tiny_model("llama-tied"), torch.float32)
     own = stored(untied(tied), torch.float32)
     for pair in ([tied, own], [tied, scrambled_file(own)], [scrambled_file(tied), own]):
         (edge,) = ib.lineage(pair).edges
-        assert (edge.kind, edge.evidence) == ("relative", SAME_TRUNK)
+        assert edge.kind == "copy"
+    changed = with_tensors(own, {"lm_head.weight": own["lm_head.weight"] * (1 + (torch.arange(30) == 7)[:, None])})
+    for pair in ([tied, changed], [tied, scrambled_file(changed)]):
+        assert kinds_of(ib.lineage(pair)) == {"relative"}
+
+
+def test_a_canonical_copy_whose_shifts_hold_constants_is_a_copy() -> None:
+    """No transform leads from its shifts of one to some of the shifts of the model."""
+    model = stored(mt.weights("opt-untied"), torch.float32)
+    (edge,) = ib.lineage([model, stored(ib.canonical(model).apply(model), torch.float32)]).edges
+    assert (edge.kind, edge.evidence) == ("copy", SAME_FUNCTION)
+
+
+def with_a_number_that_is_not_sampled(model: Weights) -> Weights:
+    """One entry of the largest table changed, which no sketch holds."""
+    name = max((n for n in model if model[n].ndim == 2), key=lambda n: model[n].numel())
+    table, before = model[name].clone(), sampled(model)
+    for place in range(table.numel()):
+        changed = table.flatten().clone()
+        changed[place] = 3.0
+        other = with_tensors(model, {name: changed.reshape(table.shape)})
+        if torch.equal(sampled(other)[name], before[name]):
+            return stored(other, model.dtype)
+    raise AssertionError("every number was sampled")
+
+
+@pytest.mark.parametrize("kind", ["copy", "cast", "merge", "pruned", "scrambled"])
+def test_a_number_that_was_not_sampled_counts(kind: str) -> None:
+    base = stored(small_model(d_vocab=3000), torch.float32)
+    tuned = stored(noisy(base, 0.1, 1), torch.float32)
+    made = {
+        "copy": ([base], lambda: base),
+        "cast": ([base], lambda: stored(base, torch.bfloat16)),
+        "merge": ([base, tuned], lambda: average([base, tuned], [0.25, 0.75])),
+        "pruned": ([tuned], lambda: pruned(tuned, 0.3)),
+        "scrambled": ([base], lambda: scrambled_file(base)),
+    }
+    parents, child = made[kind][0], made[kind][1]()
+    expected = "copy" if kind == "scrambled" else kind
+    assert expected in kinds_of(ib.lineage([*parents, child]))
+    assert kinds_of(ib.lineage([*parents, with_a_number_that_is_not_sampled(child)])) == {"relative"}
 
 
 def test_a_scrambled_model_and_one_with_fewer_tokens_are_compared_on_the_tokens_of_both() -> None:
@@ -428,6 +509,13 @@ def test_the_base_that_the_caller_names_gives_a_direction() -> None:
         ("descendant", ("base",), "b", True),
     }
     assert all(not edge.directed for edge in ib.lineage([a, b, base]).edges)
+
+
+@pytest.mark.parametrize("base", [2, -1])
+def test_a_base_that_is_no_number_of_a_model_is_named(base: int) -> None:
+    one, two, _ = three()
+    with pytest.raises(IsobasinError, match=f"base {base}: expected the number of a model, from 0 to 1, or its name"):
+        ib.lineage([one, two], base=base)
 
 
 def test_the_base_may_be_a_folder_with_a_slash_at_its_end() -> None:
@@ -544,3 +632,14 @@ def test_json_has_all_that_the_result_has() -> None:
     assert similar[number["gpt2-copy"]] == pytest.approx(1)
     assert (similar[number["gpt2-other"]] or 0) < 0.6
     assert "9 models in 2 groups" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"), [("rms_norm_eps", 0.5, "undecided"), ("sliding_window", 3, "relative")]
+)
+def test_models_of_which_only_a_setting_differs_are_told_which(key: str, value: object, kind: str) -> None:
+    model = stored(tiny_model("llama-gqa"), torch.float32)
+    other = ib.load({n: model[n] for n in model}, dict(model.config) | {key: value})
+    (edge,) = ib.lineage([model, other]).edges
+    assert edge.kind == kind
+    assert key in edge.evidence

@@ -34,7 +34,7 @@ def null_space(function: Callable[[dict[str, Tensor]], Tensor], params: dict[str
     rng = torch.Generator().manual_seed(0)
     mix = torch.randn(n_params + 10, *out.shape, generator=rng, dtype=torch.float64)
     rows = torch.func.vmap(lambda m: pull(m)[0], chunk_size=128)(mix)
-    jacobian = torch.cat([rows[name].flatten(1) for name in params], dim=1)
+    jacobian = torch.cat([rows[name].reshape(len(mix), -1) for name in params], dim=1)
     lengths = jacobian.norm(dim=0)
     seen = lengths > 1e-12 * lengths.max()
     values = torch.linalg.svdvals(jacobian[:, seen] / lengths[seen])

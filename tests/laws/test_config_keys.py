@@ -300,7 +300,9 @@ def test_a_key_that_transformers_ignores_is_ignored(name: str) -> None:
         if b is None or differing_settings(a, b) or _digest(a) != _digest(b) or a.arch.spaces != b.arch.spaces:
             wrong.append(str(o))
     assert not wrong
-    assert len({o.key for o in still}) >= 10, "the mutations reach too little"
+    # The config of a multimodal model leaves most keys to those of its parts, which are read.
+    fewest = 8 if described_parts(subject(name).config) else 10
+    assert len({o.key for o in still}) >= fewest, "the mutations reach too little"
 
 
 @pytest.mark.filterwarnings("ignore")

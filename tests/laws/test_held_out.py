@@ -95,7 +95,7 @@ def changed(drawn: Drawn, start: Weights) -> Weights:
 @pytest.mark.parametrize("seed", range(DRAWS))
 def test_a_random_configuration_obeys_the_laws(family: str, seed: int) -> None:
     drawn = accepted(family, seed)
-    there = [drawn.scrambled(seed) for seed in (1, 2, 3)]
+    there = [drawn.scrambled(seed) for seed in range(1, 9)]  # a single sign stays in half of them
     assert max(drawn.error(each) for each in there) <= EXACT
     still = {n for n in drawn.weights if all(torch.equal(b[n].double(), drawn.weights[n].double()) for b in there)}
     assert still & movable(drawn.weights) == set()

@@ -285,6 +285,7 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
     """Line and kind of every place that looks at the class of a group or element, or at the letters of a name."""
     algebra = subclasses(Group) | subclasses(Element)
     tree = ast.parse(source)
+    patterns = regular_expressions(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.MatchClass) and names_in(node.cls) & algebra:
             yield node.lineno, "class of a group or element"
@@ -301,7 +302,7 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, "class of a group or element"
         if called in PARSERS and isinstance(node.func, ast.Attribute) and set(given) & set(WORDS):
             yield node.lineno, "name of a space"
-        if names_in(node.func) & regular_expressions(tree) and any(map(PATTERN.search, given)):
+        if names_in(node.func) & patterns and any(map(PATTERN.search, given)):
             yield node.lineno, "name of a space"
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from isobasin.errors import IsobasinError
 from isobasin.path.barrier import Barrier, Curve, barrier, grid, is_connected, midpoint
 
 
@@ -13,7 +14,7 @@ def test_grid_has_both_ends_exactly() -> None:
     assert points[-1] == 1.0
     assert len(points) == 25
     assert points[12] == 0.5
-    with pytest.raises(ValueError, match="2 or more"):
+    with pytest.raises(IsobasinError, match="2 or more"):
         grid(1)
 
 

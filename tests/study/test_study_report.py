@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,18 @@ def test_scales_hold_all_values_and_round_steps() -> None:
     assert value_range([[None]]) == (-0.07, 1.07)
     assert value_range([[2.0, 2.0]]) == (1.9, 2.1)
     assert ticks(-0.05, 1.0) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize("low", [0.0, 0.2, 2.7, 14.0, -3.0])
+@pytest.mark.parametrize("width", [1.0, 1e-2, 1e-3, 1e-4, 1e-6])
+def test_labels_of_narrow_ranges_differ_and_fit(low: float, width: float) -> None:
+    made = panel([0, 1], [], value_range([[low, low + width]]), ends=("", ""), below="", title="").source
+    found = re.findall(r'text-anchor="end">([^<]+)<', made)
+    assert 2 <= len(found) == len(set(found))
+    assert max(map(len, found)) <= 8
+    numbers = [float(label.replace("−", "-")) for label in found]
+    steps = [b - a for a, b in pairwise(numbers)]
+    assert steps == pytest.approx([steps[0]] * len(steps), rel=0.05)
 
 
 def test_hostile_words_stay_words(tmp_path: Path) -> None:

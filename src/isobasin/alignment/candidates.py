@@ -19,6 +19,7 @@ from isobasin.alignment.heads import HeadMatcher, NoHeadMatcher
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import Alignment
 from isobasin.alignment.verification import Evaluation, combined, evaluate_transform, unmoved
+from isobasin.arch import Architecture
 from isobasin.arguments import check_fields
 from isobasin.errors import IsobasinError, VerificationError
 from isobasin.groups import Element
@@ -67,6 +68,13 @@ def align_by_descent(b: Weights, a: Weights, scope: str, matcher: HeadMatcher, o
     return combined(problem, evaluations)
 
 
+def transforms_by_descent(b: Weights, a: Weights, matcher: HeadMatcher, device: torch.device) -> Iterator[Transform]:
+    """The candidates for a whole model, of which none is evaluated."""
+    problem = AlignmentProblem(a, b, symmetry(b.arch).scoped("model"), matcher, device)
+    _, elements = solve_with_experts(problem)
+    yield from candidates(problem, elements)
+
+
 def align_by_transform(b: Weights, a: Weights, scope: str, transform: Transform, options: AlignOptions) -> Alignment:
     """The alignment that a given transform makes, verified; whatever the distance."""
     part = symmetry(b.arch).scoped(scope)
@@ -91,11 +99,16 @@ def align_part(problem: AlignmentProblem, dtypes: Mapping[str, torch.dtype], opt
             refused = error
             continue
         best = found if best is None or found.totals[1] < best.totals[1] else best
-        if best.closer and problem.moves_stream and _rotates(problem, transform):
+        if best.closer and problem.moves_stream and rotates_stream(transform, problem.arch):
             break
-    if best is None:
+    if best is None:  # A's free values may be so large that B's weights are lost beside them; B can keep its own
         assert refused is not None
-        raise refused
+        a, b, part, device = problem.a, problem.b, problem.part, problem.device
+        transform = with_reference_gauge(a, b, part, elements, device, fold_norms=True, own_values=True)
+        try:
+            best = evaluate_transform(problem, transform, dtypes, verify=options.verify, state=state)
+        except VerificationError:
+            raise refused from None
     return best if best.closer else unmoved(best, problem)
 
 
@@ -103,7 +116,7 @@ def candidates(problem: AlignmentProblem, elements: Mapping[str, Element]) -> It
     """With A's gains and free values; and without. A rotated stream needs its gains folded: where A's do not bring it
     closer, they stay so."""
     transform = with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device)
-    if _rotates(problem, transform):
+    if rotates_stream(transform, problem.arch):
         yield transform
         yield with_reference_gauge(problem.a, problem.b, problem.part, elements, problem.device, fold_norms=True)
         return
@@ -112,8 +125,9 @@ def candidates(problem: AlignmentProblem, elements: Mapping[str, Element]) -> It
     yield transform
 
 
-def _rotates(problem: AlignmentProblem, transform: Transform) -> bool:
-    return any(transform.elements[name].rotates for name in problem.streams if name in transform.elements)
+def rotates_stream(transform: Transform, arch: Architecture) -> bool:
+    """Whether it mixes the coordinates of a stream, so that gains must be folded."""
+    return any(transform.elements[name].rotates for name in arch.streams if name in transform.elements)
 
 
 def _in_processes(

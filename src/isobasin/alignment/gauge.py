@@ -8,10 +8,10 @@ from torch import Tensor
 from isobasin.groups import Element
 from isobasin.groups.monomial import best_scales
 from isobasin.symmetries.action import Action
-from isobasin.symmetries.coordinate import Coordinate, Stage, negligible
+from isobasin.symmetries.coordinate import Coordinate, Stage, has_sum, negligible
 from isobasin.symmetries.hidden_coordinates import HiddenColumns
 from isobasin.symmetries.norm_coordinates import NormCoordinate
-from isobasin.symmetries.normal_form import unit_rows
+from isobasin.symmetries.normal_form import unheld_norms, unit_rows, unit_shift
 from isobasin.symmetries.symmetry import Symmetry
 from isobasin.symmetries.transform import Transform, Value
 from isobasin.views import AsFloat64, Tensors, View, chain
@@ -28,18 +28,22 @@ def with_reference_gauge(
     device: torch.device,
     *,
     fold_norms: bool = False,
+    own_values: bool = False,
 ) -> Transform:
     """The elements, with every free coordinate at the value nearest to A's, and units scaled to A's own.
 
-    Where `fold_norms`, gains and shifts stay folded instead of taking A's values.
+    Where `fold_norms`, gains and shifts stay folded instead of taking A's values. Where `own_values`, the other
+    coordinates keep B's: those of A may be so large that B's weights are lost beside them.
     """
     reference, moving = AsFloat64(a, device), AsFloat64(b, device)
-    coordinates = [c for c in part.coordinates.values() if _is_used(c, reference, moving)]
-    view, gauge = _set_coordinates(b, elements, coordinates, reference, moving, fold_norms)
+    uneven = unit_shift({name: c for name, c in unheld_norms(a, b).items() if name in part.coordinates})
+    folded = [View(tensors, uneven) for tensors in (reference, moving)]
+    coordinates = [c for c in part.coordinates.values() if _is_used(c, *folded)]
+    view, gauge = _set_coordinates(b, elements, coordinates, reference, moving, fold_norms, own_values)
     scaled = [name for name in elements if b.arch.spaces[name].scales]
     if scaled:
         elements = {**elements, **{name: _rescaled(name, elements[name], view, reference, b) for name in scaled}}
-        view, gauge = _set_coordinates(b, elements, coordinates, reference, moving, fold_norms)
+        view, gauge = _set_coordinates(b, elements, coordinates, reference, moving, fold_norms, own_values)
     return Transform(b.arch.family, dict(b.arch.spaces), elements, gauge)
 
 
@@ -50,6 +54,7 @@ def _set_coordinates(
     reference: Tensors,
     moving: Tensors,
     fold_norms: bool,
+    own_values: bool,
 ) -> tuple[Tensors, dict[str, Value]]:
     """B after the elements have acted on its folded form, with the coordinates set one stage after the other."""
     norms = {c: _factor(c, moving, reference) for c in coordinates if c.folds}
@@ -62,9 +67,9 @@ def _set_coordinates(
         chosen = [c for c in coordinates if c.stage == stage]
         # A reader's mean is set before its norm, but what is nearest shows only behind A's own gain and shift.
         seen = View(view, chain(*(c.set(value) for c, value in norms.items()))) if stage < Stage.NORM else view
-        after = {c: norms[c] if c.folds else c.nearest(seen, reference) for c in chosen}
+        after = {c: norms[c] if c.folds else c.read(seen) if own_values else c.nearest(seen, reference) for c in chosen}
         for c, value in after.items():
-            before = c.read(moving)
+            before = c.rows(moving) if isinstance(c, NormCoordinate) else c.read(moving)
             gauge[c.name] = Value((before[: len(value)] if before.dim() else before).cpu(), value.cpu())
         view = View(view, chain(*(c.set(value) for c, value in after.items()))) if chosen else view
     return view, gauge
@@ -82,12 +87,15 @@ def _factor(c: Coordinate, moving: Tensors, reference: Tensors) -> Tensor:
 
 
 def _gain_and_shift(c: NormCoordinate, moving: Tensors, reference: Tensors) -> Tensor:
-    """A's gain, and its shift unless one of the two models has one that its readers can not take up.
+    """A's gain, and its shift unless A's readers can not take it up, or those of neither model hold a constant.
 
     B's shift behind a gain of zero can not move with the gain alone: where A's readers can not take it up, it stays
     folded.
     """
     mine, other = c.read(moving), c.read(reference)
+    if len(mine) != len(other) and c.is_level(moving) and c.is_level(reference):
+        gain, shift = c.rows(reference)
+        return torch.stack([gain, shift] if has_sum(gain, shift) else [gain])
     if c.lacks_bias and _hidden_share(c, reference) < SMALLEST_SHARE:
         other = other[:1]
     if len(other) < len(mine) and bool(negligible(moving[c.norm.gain]).any()):

@@ -18,7 +18,7 @@ whatever d is.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ MAX_HALVINGS = 40
 FORCING = 0.3  # how far the residual of Newton's equation must fall at first; the gradient's root later
 MEMORY = 8  # pairs that L-BFGS remembers
 CANCEL = 0.99  # how much of the diagonal blocks the coupling may take away
+WELL = 1e3  # condition of the Hessian up to which float32 solves Newton's equation
 RENEW = 3  # Newton steps that share one pair of eigenbases
 
 
@@ -52,6 +53,10 @@ class Grams:
     def __getitem__(self, heads: Tensor) -> "Grams":
         """Some heads of a batch, by ascending index; all of them are the batch itself, not a copy."""
         return self if len(heads) == len(self.gq) else Grams(*(block[heads] for block in self.blocks))
+
+    def kept(self, heads: Bool[Tensor, " batch"]) -> "Grams":
+        """The heads that are marked."""
+        return self if bool(heads.all()) else Grams(*(block[heads] for block in self.blocks))
 
     @property
     def blocks(self) -> tuple[Tensor, ...]:
@@ -81,18 +86,30 @@ class HeadDescent:
 
 @dataclass(frozen=True)
 class _Frame:
-    """L around the current U: R = −½ gradient, the blocks of H, and the size that R is measured by."""
+    """L around a U: its value, R = −½ gradient, the blocks of H, and the size that R is measured by."""
 
+    u: Tensor
+    value: Tensor
     rhs: Tensor
     gq: Tensor
     gk: Tensor
     e: Tensor
     size: Tensor
 
-    def __getitem__(self, heads: Tensor) -> "_Frame":
-        if bool(heads.all()):
-            return self
-        return _Frame(self.rhs[heads], self.gq[heads], self.gk[heads], self.e[heads], self.size[heads])
+    def __getitem__(self, heads: Bool[Tensor, " batch"]) -> "_Frame":
+        return self if bool(heads.all()) else _Frame(*(part[heads] for part in vars(self).values()))
+
+    def with_heads(self, heads: Int[Tensor, " some"], other: "_Frame") -> "_Frame":
+        """This, with some heads as in `other`."""
+        if len(heads) == len(self.u):
+            return other
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Frame(*(x.index_copy(0, heads, y) for x, y in pairs)) if len(heads) else self
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient, relative to the size of its own terms."""
+        return _norm(self.rhs) / self.size
 
 
 def linear_objective(grams: Grams, u: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
@@ -112,39 +129,45 @@ def descend(
     below the rounding of L. `related` heads take the Sylvester equation as the model of their Hessian, others the
     paired one.
     """
-    value, floor = linear_objective(grams, u), 4 * torch.finfo(u.dtype).eps * grams.norm_a
-    gradient = torch.full_like(value, torch.inf)
+    frame, floor = _frame(grams, u), 4 * torch.finfo(u.dtype).eps * grams.norm_a
+    found_u, value, gradient = u, frame.value, frame.gradient
     done, steps = torch.zeros_like(value, dtype=torch.bool), torch.zeros_like(value, dtype=torch.int64)
     left = torch.arange(len(u), device=u.device)
     kind = _Sylvester if related else _Paired
     model: _Sylvester | _Paired | None = None
     for step in range(max_steps + 1):
-        frame = _frame(grams[left], u[left])
-        gradient = gradient.index_copy(0, left, _norm(frame.rhs) / frame.size)
-        ready = gradient[left] <= tol
-        done, left, frame = done.index_fill(0, left[ready], True), left[~ready], frame[~ready]
+        ready = frame.gradient <= tol
+        done, left, frame, grams = (
+            done.index_fill(0, left[ready], True),
+            left[~ready],
+            frame[~ready],
+            grams.kept(~ready),
+        )
         if not len(left):
             break
         model = kind.of(frame) if model is None or step % RENEW == 0 else model[~ready]
-        x = _newton_step(frame, model, forcing=gradient[left].sqrt().clamp(max=FORCING))
+        x = _newton_step(frame, model, forcing=frame.gradient.sqrt().clamp(max=FORCING))
         promise = _dot(frame.rhs, x)
         ready = promise <= floor[left]
         done = done.index_fill(0, left[ready], True)
         going = ~ready & (steps[left] < max_steps)
-        left, x, promise, model = left[going], x[going], promise[going], model[going]
+        left, x, promise, model, frame = left[going], x[going], promise[going], model[going], frame[going]
+        grams = grams.kept(going)
         if not len(left):
             break
-        new, new_value, moved, _ = _line_search(grams[left], u[left], value[left], x, promise)
-        u, value = u.index_copy(0, left, new), value.index_copy(0, left, new_value)
+        frame, length = _line_search(grams, frame, x, promise)
+        moved = length > 0
+        found_u, value = found_u.index_copy(0, left, frame.u), value.index_copy(0, left, frame.value)
+        gradient = gradient.index_copy(0, left, frame.gradient)
         steps = steps.index_add(0, left, moved.long())
         # nothing lower along a direction of descent: rounding is in the way
-        left, model = left[moved], model[moved]
+        left, model, frame, grams = left[moved], model[moved], frame[moved], grams.kept(moved)
         if not len(left):
             break
-    return HeadDescent(u, value, gradient, done, steps)
+    return HeadDescent(found_u, value, gradient, done, steps)
 
 
-def approach(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int = 30, tol: float = 2e-3) -> Tensor:
+def approach(grams: Grams, u: Float[Tensor, "batch n n"], *, max_steps: int = 30, tol: float = 1e-3) -> Tensor:
     """Go most of the way in float32; where that did not go down (a badly conditioned head), stay at `u`."""
     half = [x.to(torch.float32) for x in (*grams.blocks, u)]
     there = _quasi_newton_descent(Grams(*half[:-1]), half[-1], max_steps, tol).to(u.dtype)
@@ -159,39 +182,45 @@ def _quasi_newton_descent(grams: Grams, u: Tensor, max_steps: int, tol: float) -
     quasi-Newton matrices begin.
     """
     out, left = u, torch.arange(len(u), device=u.device)
-    value, frame = linear_objective(grams, u), _frame(grams, u)
+    frame = _frame(grams, u)
     model = _Paired.of(frame)
     memory: list[tuple[Tensor, Tensor, Tensor]] = []
     for _ in range(max_steps):
-        going = _norm(frame.rhs) > tol * frame.size
+        going = frame.gradient > tol
         if not bool(going.any()):
             break
         if not bool(going.all()):
-            left, u, value, frame, model = left[going], u[going], value[going], frame[going], model[going]
+            left, frame, model, grams = left[going], frame[going], model[going], grams.kept(going)
             memory = [(s[going], y[going], rho[going]) for s, y, rho in memory]
         x = _quasi_newton(frame.rhs, model, memory)
-        uphill = _dot(frame.rhs, x) <= 0
-        x = torch.where(_wide(uphill), model.solve(frame.rhs), x) if bool(uphill.any()) else x
-        u, value, moved, t = _line_search(grams[left], u, value, x, _dot(frame.rhs, x))
-        out = out.index_copy(0, left, u)
-        if not bool(moved.any()):
+        slope = _dot(frame.rhs, x)
+        if bool((slope <= 0).any()):
+            x = torch.where(_wide(slope <= 0), model.solve(frame.rhs), x)
+            slope = _dot(frame.rhs, x)
+        before = frame.rhs
+        frame, t = _line_search(grams, frame, x, slope)
+        out = out.index_copy(0, left, frame.u)
+        if not bool(t.any()):
             break
-        new = _frame(grams[left], u)
-        s, y = _wide(t) * x, frame.rhs - new.rhs
+        s, y = _wide(t) * x, before - frame.rhs
         curvature = _dot(s, y)
         memory = [*memory[1 - MEMORY :], (s, y, torch.where(curvature > 0, 1 / curvature, 0))]
         # a head that found nothing lower is at rest as far as this method can tell
-        frame = _Frame(torch.where(_wide(moved), new.rhs, 0), new.gq, new.gk, new.e, new.size)
+        frame = replace(frame, rhs=torch.where(_wide(t > 0), frame.rhs, 0))
     return out
 
 
 def _quasi_newton(rhs: Tensor, model: "_Paired", memory: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """The two-loop recursion of L-BFGS; a pair without curvature has weight zero and drops out."""
+    """The two-loop recursion of L-BFGS; a pair without curvature has weight zero and drops out. The model is scaled to
+    the curvature that the last step met."""
     q, weights = rhs, []
     for s, y, rho in reversed(memory):
         weights.append(rho * _dot(s, q))
         q = q - _wide(weights[-1]) * y
     x = model.solve(q)
+    if memory:
+        s, y, rho = memory[-1]
+        x = _wide(torch.where(rho > 0, 1 / (rho * _dot(y, model.solve(y))), 1)) * x
     for (s, y, rho), weight in zip(memory, reversed(weights)):
         x = x + _wide(weight - rho * _dot(y, x)) * s
     return x
@@ -201,8 +230,17 @@ def _frame(grams: Grams, u: Tensor) -> _Frame:
     v = torch.linalg.inv_ex(u).inverse
     gq, gk = u @ grams.gq @ u.mT, v.mT @ grams.gk @ v
     cq, ck = grams.cq @ u.mT, (grams.ck @ v).mT
+    value = grams.norm_a + _trace(gq) + _trace(gk) - 2 * (_trace(cq) + _trace(ck))
     size = _norm(gq) + _norm(gk) + _norm(cq) + _norm(ck)
-    return _Frame(cq - ck - gq + gk, gq, gk, ck - gk, size.clamp_min(torch.finfo(u.dtype).tiny))
+    return _Frame(
+        u,
+        torch.nan_to_num(value, nan=torch.inf, posinf=torch.inf),
+        cq - ck - gq + gk,
+        gq,
+        gk,
+        ck - gk,
+        size.clamp_min(torch.finfo(u.dtype).tiny),
+    )
 
 
 @dataclass(frozen=True)
@@ -224,6 +262,14 @@ class _Sylvester:
     def solve(self, rhs: Tensor) -> Tensor:
         out: Tensor = self.basis_k @ (self.basis_k.mT @ rhs @ self.basis_q / self.divisor) @ self.basis_q.mT
         return out
+
+    @property
+    def condition(self) -> float:
+        """The largest over the smallest curvature."""
+        return float((self.divisor.amax((-1, -2)) / self.divisor.amin((-1, -2))).max())
+
+    def to(self, dtype: torch.dtype) -> "_Sylvester":
+        return _Sylvester(*(part.to(dtype) for part in vars(self).values()))
 
     def __getitem__(self, heads: Tensor) -> "_Sylvester":
         if bool(heads.all()):
@@ -260,18 +306,31 @@ class _Paired:
         out: Tensor = self.basis @ x @ self.basis.mT
         return out
 
+    @property
+    def condition(self) -> float:
+        """The largest over the smallest curvature."""
+        least = (self.own * self.own.mT - self.cross.square()) / (self.own + self.own.mT)
+        return float((self.own.amax((-1, -2)) / least.amin((-1, -2))).max())
+
+    def to(self, dtype: torch.dtype) -> "_Paired":
+        return _Paired(*(part.to(dtype) for part in vars(self).values()))
+
     def __getitem__(self, heads: Tensor) -> "_Paired":
         return self if bool(heads.all()) else _Paired(self.basis[heads], self.own[heads], self.cross[heads])
 
 
-def _newton_step(frame: _Frame, model: _Sylvester | _Paired, forcing: Tensor) -> Tensor:
-    """H(X) = R by preconditioned conjugate gradients."""
+def _newton_step(frame: _Frame, model: "_Sylvester | _Paired", forcing: Tensor) -> Tensor:
+    """H(X) = R by preconditioned conjugate gradients; in float32 where the Hessian is well conditioned, since the next
+    gradient is computed in full again."""
+    dtype = torch.float32 if model.condition < WELL else frame.rhs.dtype
+    gq, gk, e, rhs = (part.to(dtype) for part in (frame.gq, frame.gk, frame.e, frame.rhs))
 
     def hessian(x: Tensor) -> Tensor:
-        out: Tensor = x @ frame.gq + frame.gk @ x - frame.e @ x.mT - x.mT @ frame.e
+        out: Tensor = x @ gq + gk @ x - e @ x.mT - x.mT @ e
         return out
 
-    return _conjugate_gradients(hessian, model.solve, frame.rhs, forcing)
+    x = _conjugate_gradients(hessian, model.to(dtype).solve, rhs, forcing.to(dtype))
+    return x.to(frame.rhs.dtype)
 
 
 def _conjugate_gradients(
@@ -299,34 +358,36 @@ def _conjugate_gradients(
     return x
 
 
-def _line_search(
-    grams: Grams, u: Tensor, value: Tensor, x: Tensor, slope: Tensor
-) -> tuple[Tensor, Tensor, Bool[Tensor, " batch"], Tensor]:
-    """(I + tX) U with the largest t = 1, ½, ¼ … that lowers L enough and keeps the sign of the determinant.
+def _line_search(grams: Grams, frame: _Frame, x: Tensor, slope: Tensor) -> tuple[_Frame, Tensor]:
+    """(I + tX) U with the largest t = 1, ½, ¼ … that lowers L enough and keeps the sign of the determinant, and t;
+    a head for which there is none stays, with t = 0.
 
     Along X the slope of L is −2 ⟨R, X⟩; enough is a ten-thousandth of it (Armijo).
     """
-    identity = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
-    out, out_value, length = u, value, torch.zeros_like(value)
-    t, left = 1.0, torch.arange(len(u), device=u.device)
+    out, length, t = frame, torch.zeros_like(frame.value), 1.0
+    size, waiting = _norm(x), torch.ones_like(frame.value, dtype=torch.bool)
     for _ in range(MAX_HALVINGS):
-        factor = identity + t * x[left]
-        trial = factor @ u[left]
-        trial_value = linear_objective(grams[left], trial)
-        accept = (trial_value < value[left] - 2e-4 * t * slope[left]) & (torch.linalg.slogdet(factor).sign > 0)
-        done = left[accept]
-        out = out.index_copy(0, done, trial[accept])
-        out_value = out_value.index_copy(0, done, trial_value[accept])
-        length = length.index_fill(0, done, t)
-        left, t = left[~accept], t / 2
-        if not len(left):
+        some = torch.nonzero(waiting).flatten()
+        before, step = frame[waiting], t * x[some]
+        trial = _frame(grams.kept(waiting), before.u + step @ before.u)
+        accept = trial.value < before.value - 2e-4 * t * slope[some]
+        if bool((far := accept & (t * size[some] >= 1)).any()):  # a shorter step can not reach a singular factor
+            identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+            accept[far] = torch.linalg.slogdet(identity + step[far]).sign > 0
+        out = out.with_heads(some[accept], trial[accept])
+        length = length.index_fill(0, some[accept], t)
+        waiting, t = waiting.index_fill(0, some[accept], False), t / 2
+        if not bool(waiting.any()):
             break
-    moved = torch.ones(len(u), dtype=torch.bool, device=u.device).index_fill(0, left, False)
-    return out, out_value, moved, length
+    return out, length
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum((-1, -2))
+
+
+def _trace(x: Tensor) -> Tensor:
+    return x.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _norm(x: Tensor) -> Tensor:

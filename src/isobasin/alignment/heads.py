@@ -24,6 +24,7 @@ HeadDistance = Literal["complete", "frobenius", "singular", "cosine"]
 HEAD_DISTANCES = ("complete", "frobenius", "singular", "cosine")
 STAGES = ("none", "orthogonal", "full")
 RANK = 1e-6  # singular values below this share of the largest are the rounding of a float32 file
+REACH = 1e25  # |u| and 1 / |u| of rotary pairs: far inside what group elements may have
 WIDEST = 1e3  # how far |u| of a rotary pair may be from the others': a transform file holds a ratio of 1e6
 
 
@@ -192,9 +193,9 @@ def rotary_element(q_a: Tensor, k_a: Tensor, q_b: Tensor, k_b: Tensor, heads: He
 
 
 def phases(u: Tensor, heads: HeadSpace) -> Phases:
-    """How keys move. Pairs that hold next to nothing ask for any |u|: it stays within reach of the others'."""
+    """How keys move. Pairs that hold next to nothing ask for any |u|: it stays within reach of the others' and of 1."""
     size = u.abs()
-    middle = size.median()
+    middle = size.median().clamp(1 / REACH, REACH)
     held = size.clamp(middle / WIDEST, middle * WIDEST)
     near = torch.where(held == size, u, u * (held / size))
     return Phases((1 / near.conj().resolve_conj()).cpu(), heads.interleaved)

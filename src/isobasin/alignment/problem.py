@@ -18,7 +18,8 @@ from isobasin.groups import Element, Overlap
 from isobasin.shapes import Float
 from isobasin.symmetries.action import Action
 from isobasin.symmetries.coordinate import Coordinate
-from isobasin.symmetries.normal_form import NormalForm
+from isobasin.symmetries.norm_coordinates import NormCoordinate
+from isobasin.symmetries.normal_form import NormalForm, unheld_norms, with_unit_shift
 from isobasin.symmetries.symmetry import Symmetry, symmetry
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64, Tensors
@@ -124,16 +125,24 @@ class AlignmentProblem:
     @cached_property
     def coordinates(self) -> dict[str, Coordinate]:
         """The free coordinates of the part that both models have free."""
-        a, b = AsFloat64(self.a, self.device), AsFloat64(self.b, self.device)
+        a, b = (AsFloat64(with_unit_shift(w, self.unit_shifts), self.device) for w in (self.a, self.b))
         return {name: c for name, c in self.part.coordinates.items() if c.usable(a) and c.usable(b)}
 
     @cached_property
+    def unit_shifts(self) -> dict[str, NormCoordinate]:
+        """Norms whose readers hold constants in one of the two models alone: both normal forms get a shift of one."""
+        return {name: c for name, c in unheld_norms(self.a, self.b).items() if name in self.part.coordinates}
+
+    @cached_property
     def form_a(self) -> NormalForm:
-        return NormalForm(self.a, self.part, self.dtype, self.device, self.coordinates)
+        return self._normal_form(self.a)
 
     @cached_property
     def form_b(self) -> NormalForm:
-        return NormalForm(self.b, self.part, self.dtype, self.device, self.coordinates)
+        return self._normal_form(self.b)
+
+    def _normal_form(self, weights: Weights) -> NormalForm:
+        return NormalForm(weights, self.part, self.dtype, self.device, self.coordinates, unit_shifts=self.unit_shifts)
 
     @property
     def held(self) -> bool:

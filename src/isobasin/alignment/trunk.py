@@ -1,10 +1,11 @@
 """The trunk of two models: what they share where only their heads, or rows of their vocabulary, differ.
 
-The trunk consists of the tensors of the base class of transformers: embeddings and layers up to the last norm, without
-a pooler. Alignments also use poolers, and the parts of two heads of one class that have the same shape. Both models are
-written in one architecture, the *frame*: shared tensors are their own, all others are zero on both sides (gains: one
-constant), so that they take no part in any distance. The frame has the symmetry of a whole model. What is found for B
-in the frame is a transform of B with its own head, which does not change its function.
+The trunk consists of the tensors of the base class of transformers: embeddings and layers up to the last norm,
+without a pooler; where one model has an encoder and no decoder, of the encoder alone. Alignments also use poolers,
+and the parts of two heads of one class that have the same shape. Both models are written in one architecture, the
+*frame*: shared tensors are their own, all others are zero on both sides (gains: one constant), so that they take no
+part in any distance. The frame has the symmetry of a whole model. What is found for B in the frame is a transform of
+B with its own head, which does not change its function.
 
 Row i of two vocabularies is taken as the same token; tokenizers are not read.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from isobasin.alignment.comparable import check_comparable, weight_names
 from isobasin.alignment.result import LeftOut
-from isobasin.arch import Architecture, Pattern, Space, describe, identity_fields
+from isobasin.arch import Architecture, Pattern, describe, identity_fields
 from isobasin.errors import ArchitectureError
 from isobasin.symmetries.coordinate import negligible
 from isobasin.symmetries.symmetry import symmetry
@@ -108,10 +109,11 @@ class _Shared:
 
 def _shared(a: Weights, b: Weights, *, trunk_only: bool) -> _Shared | None:
     """What two models share; None if they differ in more than heads and rows of the vocabulary."""
-    if not _has_one_stream(a) or not _has_one_stream(b) or not _same_trunk_settings(a, b):
+    encoder = any(w.family.is_encoder(w.config) for w in (a, b))
+    if not _has_trunk(a) or not _has_trunk(b) or not _same_trunk_settings(a, b, encoder=encoder):
         return None
     vocabulary = _smaller_vocabulary(a, b)
-    base = frozenset(_base_tensors(a) | _base_tensors(b))
+    base = frozenset(_base_tensors(a, encoder=encoder) | _base_tensors(b, encoder=encoder))
     names = _shared_names(a, b, base, cut_rows=vocabulary is not None)
     if not base <= names or not _same_spaces(a, b, names):
         return None
@@ -121,26 +123,27 @@ def _shared(a: Weights, b: Weights, *, trunk_only: bool) -> _Shared | None:
     return found if found.left_out.a or found.left_out.b else None
 
 
-def _has_one_stream(model: Weights) -> bool:
-    """Whether a base class is known whose last hidden states are those of the one stream."""
+def _has_trunk(model: Weights) -> bool:
+    """Whether a base class is known whose last hidden states are those of the one stream, or of one for each stack."""
     family = model.family
     known = not family.own and family.text is None and BASE in family.heads
-    return known and len(model.arch.streams) == 1
+    return known and (len(model.arch.streams) == 1 or family.inputs.decoder)
 
 
-def _same_trunk_settings(a: Weights, b: Weights) -> bool:
-    """Whether family, sizes, positions and settings agree; those of heads only where both heads are of one class."""
-    if a.arch.family != b.arch.family or a.arch.sizes != b.arch.sizes or a.arch.rotary != b.arch.rotary:
+def _same_trunk_settings(a: Weights, b: Weights, *, encoder: bool) -> bool:
+    """Whether family, sizes, positions and settings agree; those of heads only where both heads are of one class, and
+    not those of a decoder for the trunk of an encoder."""
+    sizes = [replace(w.arch.sizes, n_layers=0) if encoder else w.arch.sizes for w in (a, b)]
+    if a.arch.family != b.arch.family or sizes[0] != sizes[1] or a.arch.rotary != b.arch.rotary:
         return False
     if _same_class(a, b) and (is_tied(a) != is_tied(b) or a.settings != b.settings):
         return False
-    return _trunk_settings(a) == _trunk_settings(b)
+    return _trunk_settings(a, encoder=encoder) == _trunk_settings(b, encoder=encoder)
 
 
-def stream_of(model: Weights) -> Space:
-    """The one stream of a model that has a trunk."""
-    (stream,) = model.arch.streams.values()
-    return stream
+def is_fixed(model: Weights) -> bool:
+    """Whether the streams of a model can not move, as they are outputs."""
+    return any(stream.kind == "fixed" for stream in model.arch.streams.values())
 
 
 def _same_class(a: Weights, b: Weights) -> bool:
@@ -181,14 +184,19 @@ def _words(model: Weights, name: str) -> list[Any]:
     return [axis.terms for axis in model.arch.tensors[name].roles[0].axes]
 
 
-def _trunk_settings(model: Weights) -> dict[str, Any]:
-    """The settings of the family, without those that only a head reads."""
-    return model.family.settings_of(dict(model.config) | {"architectures": [model.family.model_class]})
+def _trunk_settings(model: Weights, *, encoder: bool) -> dict[str, Any]:
+    """The settings of the family, without those that only a head or, for an encoder, a decoder reads."""
+    found = model.family.settings_of(dict(model.config) | {"architectures": [model.family.model_class]})
+    return {key: value for key, value in found.items() if not (encoder and "decoder" in key)}
 
 
-def _base_tensors(model: Weights) -> set[str]:
+def _base_tensors(model: Weights, *, encoder: bool) -> set[str]:
     """The weights of the trunk of one model."""
-    known = model.family.architecture(_base_config(model)).tensors
+    family, config = model.family, _base_config(model)
+    known = set(family.architecture(config).tensors)
+    if encoder:
+        kind = f"{family.stem}{family.encoder_heads[0]}"
+        known &= set(family.architecture({**config, "architectures": [kind]}).tensors)
     return {name for name in weight_names(model) if name in known and not _OPTIONAL_PARTS.search(name)}
 
 
@@ -252,7 +260,7 @@ def _compared(a: Weights, b: Weights, found: _Shared) -> TrunkPair:
     if not found.heads:
         return TrunkPair(a, b, found.names, {}, found.left_out, heads=False)
     sides = _untied(a), _untied(b)
-    less = [(stream_of(side).kind == "fixed", is_tied(side)) for side in sides]
+    less = [(is_fixed(side), is_tied(side)) for side in sides]
     owner = int(less[1] <= less[0])
     arch = _frame(_without_tied_head(sides[owner].arch), found.names)
     one, two = (_framed(w, sides[owner], arch, found.names, {}) for w in (a, b))
@@ -356,27 +364,51 @@ def _hidden(
     about the trunk, and only in the base class they are outputs."""
     tensors: list[Tensors] = [AsFloat64(w) for w in framed]
     free = symmetry(framed[0].arch).coordinates
-    outputs = models[0].family.architecture(_base_config(models[0])).norms
+    configs = [_base_config(w) for w in models]
+    encoders = [w.family.is_encoder(w.config) for w in models]
+    if any(encoders):  # decoders count for nothing, and an encoder may not know them
+        both = encoders.index(min(encoders))
+        decoder = {key: value for key, value in configs[both].items() if "decoder" in key}
+        configs = [{k: v for k, v in config.items() if "decoder" not in k} | decoder for config in configs]
+    outputs = models[0].family.architecture(configs[0]).norms
     for norm in framed[0].arch.norms.values():
         c, shown = free.get(f"norm:{norm.name}"), norm.name in outputs and outputs[norm.name].exposed
         inside = any(r.weight in base for r in framed[0].arch.readers(norm.name))
         if c is None or (inside and not shown) or not all(map(c.usable, tensors)):
             continue
         tensors = [View(t, c.set(c.canonical(c.read(t)))) for t in tensors]
-    one, two = (_base_model(w, t, base) for w, t in zip(models, tensors))
+    one, two = (_base_model(w, t, base, config) for w, t, config in zip(models, tensors, configs))
     return one, two
 
 
-def _base_model(model: Weights, tensors: Tensors, base: frozenset[str]) -> Weights:
-    config = _base_config(model)
-    arch, names = describe(config, model.arch.stored_shapes(base))
+def _base_model(model: Weights, tensors: Tensors, base: frozenset[str], config: Mapping[str, Any]) -> Weights:
+    """The trunk in its base class. An encoder alone gets a decoder of zeros, whose states are zero."""
+    shapes = model.arch.stored_shapes(base)
+    decoder = _decoder_shapes(model, config, base)
+    arch, names = describe(config, shapes | decoder)
+    zeros = {name: lambda _, shape=shape: torch.zeros(()).expand(shape) for name, shape in decoder.items()}
+    dtype = next(iter(model.dtypes.values()))
     return replace(
         model,
         arch=arch,
-        config=config,
+        config=dict(config),
         names=names,
-        tensors=tensors,
-        dtypes={name: model.dtypes[name] for name in arch.tensors},
+        tensors=View(tensors, zeros) if zeros else tensors,
+        dtypes={name: model.dtypes.get(name, dtype) for name in arch.tensors},
         checkpoint=None,
         changed=frozenset(arch.tensors),
     )
+
+
+def _decoder_shapes(model: Weights, config: Mapping[str, Any], base: frozenset[str]) -> dict[str, tuple[int, ...]]:
+    """The tensors of the base class that lie outside an encoder, which is the trunk; none for other trunks."""
+    family = model.family
+    if not family.encoder_heads:
+        return {}
+    arch = family.architecture(config)
+    others = {
+        name: pattern.roles[0].axes
+        for name, pattern in arch.tensors.items()
+        if name not in base and not any(re.search(flag.biases, name) for flag in family.bias_flags)
+    }
+    return {name: tuple(arch.size_of(axis) or 1 for axis in axes) for name, axes in others.items()}

@@ -2,10 +2,11 @@
 whether it is right; what could not be recognised is marked in the draft."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from isobasin.arch.config import Fields
+from isobasin.arch.family import DECODER_HEADS
 
 Shapes = Mapping[str, tuple[int, ...]]
 _NUMBER = re.compile(r"\.(\d+)\.")
@@ -21,6 +22,7 @@ _MODULES = (
     (r"(up_proj|w3|wi_1|wi|fc1|c_fc|fc_in|dense_h_to_4h|intermediate\.dense|lin1|fc11)", "ff{i} m{i}*"),
     (r"(down_proj|w2|fc2|c_proj|fc_out|dense_4h_to_h|output\.dense|lin2|weights_out|mlp\.Wo)", "resid ff{i}*"),
 )
+BASE = "Model"
 _WIDTH = ("hidden_size", "d_model", "n_embd", "dim")
 _NORM = re.compile(r"(norm|ln|layer_?norm|ln_\d|ln_f|norm_\d|norm_f)(\w*)$", re.IGNORECASE)
 
@@ -31,6 +33,9 @@ def draft_family(config: Mapping[str, Any], shapes: Shapes) -> str:
     name, model_class = c.word("model_type", "my_model"), c.architecture
     norms = _norms(templates, config.get(_key(config, *_WIDTH)))
     modules, tensors, unknown = _patterns(templates, shapes, norms, config)
+    gains = _head_gains(unknown)
+    unknown = [(tensor, shape) for tensor, shape in unknown if tensor not in gains.values()]
+    more = f", qk_norm=True, q_gain={gains['q']!r}, k_gain={gains['k']!r}" if gains else ""
     kind = "layer" if any(f"{module}.bias" in templates for module in norms.values()) else "rms"
     function = re.sub(r"\W", "_", name)
     lines = [
@@ -54,7 +59,7 @@ def draft_family(config: Mapping[str, Any], shapes: Shapes) -> str:
         f"            Space('resid', d, stream_kind({kind!r}, tied=tied), stream=True),",
         f"            Space('ff{{i}}', d_ff, {_units(modules)!r}),",
         "        ],",
-        f"        heads=HeadSpace('heads', n_heads, n_kv_heads, d_head, {_rotary(config)}),",
+        f"        heads=HeadSpace('heads', n_heads, n_kv_heads, d_head, {_rotary(config)}{more}),",
         "        norms={",
         *(f"            {label!r}: '{kind}(resid, {module})'," for label, module in norms.items()),
         "        },",
@@ -74,10 +79,26 @@ def draft_family(config: Mapping[str, Any], shapes: Shapes) -> str:
         "",
         "",
         "FAMILIES = (",
-        f"    Family({name!r}, {function}, {model_class!r}),",
+        f"    Family({name!r}, {function}, {model_class!r}{_heads(model_class)}),",
         ")",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _head_gains(unknown: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
+    """The gains of norms on queries and keys, which all heads of a layer share: `q` and `k`, or none."""
+    found = {}
+    for tensor, shape in unknown:
+        part = re.search(r"\.(q|k)(uery|ey)?_?(layer)?norm\.weight$", tensor)
+        if part and "{i}" in tensor and len(shape) == 1:
+            found[part[1]] = tensor
+    return found if len(found) == 2 else {}
+
+
+def _heads(model_class: str) -> str:
+    """The heads of the family where the usual ones, those of a decoder, do not include that of this class."""
+    head = model_class[model_class.find("For") :] if "For" in model_class else BASE
+    return "" if head in DECODER_HEADS else f", heads=({head!r}, {BASE!r})"
 
 
 def _key(config: Mapping[str, Any], *keys: str) -> str:

@@ -228,6 +228,7 @@ class Family:
     * `describe`: its architecture, from a config.json.
     * `model_class`: the class of transformers to build where config.json names none; empty for the project's own model.
     * `heads`: the ends of the names of its classes that are covered.
+    * `encoder_heads`: of these, those of classes that hold an encoder alone, in a family that has decoders.
     * `prefix`: the base prefix of tensor names on disk; `spellings`: other spellings of names, as (pattern, name).
     * `settings`: config keys that change the function without changing a shape, with the default of transformers.
       Two models are comparable only where they agree. `rare_settings` are those that few configs hold: a fingerprint
@@ -251,6 +252,7 @@ class Family:
     describe: Callable[[Mapping[str, Any]], Architecture]
     model_class: str = ""
     heads: tuple[str, ...] = DECODER_HEADS
+    encoder_heads: tuple[str, ...] = ()
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -291,6 +293,10 @@ class Family:
     def covers(self, kind: str) -> bool:
         """Whether the head of a class of transformers is described here."""
         return self.own or any(kind.removesuffix(head) in (self.stem, f"{self.stem}Text") for head in self.heads)
+
+    def is_encoder(self, config: Mapping[str, Any]) -> bool:
+        """Whether the class holds an encoder alone, in a family that has decoders."""
+        return self.class_of(config) in (f"{self.stem}{head}" for head in self.encoder_heads)
 
     def language_model(self, config: Mapping[str, Any]) -> "tuple[Family, Mapping[str, Any]]":
         """The family and the config of the language model: of the part that is one, or of the whole."""

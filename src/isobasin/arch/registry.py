@@ -6,6 +6,7 @@ A new family is one file under `arch/families` and its name in the list below.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -56,37 +57,91 @@ FAMILIES: dict[str, Family] = {family.name: family for file in _FILES for family
 
 
 # Known model types that have no family here, and why.
-REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        ("mamba", "mamba2", "falcon_mamba", "rwkv"),
-        "a state-space model has no attention, and its symmetries are others",
+_NOT_IMPLEMENTED = "is not implemented"
+_REASONS: tuple[tuple[str, str], ...] = (
+    ("mamba mamba2 falcon_mamba rwkv xlstm", "a state-space model has no attention, and its symmetries are others"),
+    (
+        "jamba bamba zamba zamba2 qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe kimi_linear granitemoehybrid nemotron_h "
+        "falcon_h1 recurrent_gemma minimax lfm2 lfm2_moe olmo_hybrid",
+        "some of its layers are state-space, convolution or linear-attention layers, whose symmetries are not derived",
     ),
-    **dict.fromkeys(
-        ("jamba", "bamba", "zamba", "zamba2", "qwen3_next", "qwen3_5", "kimi_linear", "granitemoehybrid", "nemotron_h"),
-        "some of its layers are state-space or linear-attention layers, whose symmetries are not derived",
+    (
+        "swin swinv2 donut-swin hiera",
+        "its windows and merged patches have symmetries that are measured but not derived",
     ),
-    **dict.fromkeys(
-        ("swin", "swinv2"), "its windows and merged patches have symmetries that are measured but not derived"
-    ),
-    **dict.fromkeys(
-        ("deberta", "deberta-v2"),
+    (
+        "deberta deberta-v2 sew-d",
         "its attention reads relative positions through the same projections: not implemented",
     ),
-    "albert": "one layer is applied several times, so its symmetries are not those of separate layers: not implemented",
-    "electra": "its embeddings enter the stream without a norm on it: not implemented",
-    **dict.fromkeys(("dbrx", "llama4"), "its mixture of experts is not implemented"),
-    "deepseek_v32": "its attention chooses keys by scores of their own: not implemented",
-    **dict.fromkeys(
-        ("pegasus", "marian"),
-        "encoder-decoder models are not implemented",
+    (
+        "albert",
+        "one layer is applied several times, so its symmetries are not those of separate layers: not implemented",
     ),
-    "gemma4": "norms on queries and keys are not implemented",
-    "siglip2": "images of any size in one batch are not implemented",
-    **dict.fromkeys(
-        ("llava_next", "qwen3_vl", "paligemma", "mllama", "idefics3", "mistral3"),
+    (
+        "electra",
+        "its embeddings enter the stream without a norm on it: not implemented",
+    ),
+    ("convbert mobilebert squeezebert funnel", "its layers differ from those of BERT: not implemented"),
+    (
+        "dbrx llama4 llama4_text glm4_moe ernie4_5_moe granitemoe phimoe minimax_m2 dots1 hunyuan_v1_moe "
+        "switch_transformers nllb-moe",
+        f"its mixture of experts {_NOT_IMPLEMENTED}",
+    ),
+    ("deepseek_v32 glm_moe_dsa", "its attention chooses keys by scores of their own: not implemented"),
+    (
+        "pegasus marian m2m_100 blenderbot blenderbot-small plbart fsmt led longt5 prophetnet pegasus_x "
+        "bigbird_pegasus t5gemma",
+        f"this encoder-decoder {_NOT_IMPLEMENTED}",
+    ),
+    (
+        "gemma4 gemma4_text",
+        "norms of values, and layers that share keys and values, are not implemented",
+    ),
+    (
+        "gemma3n gemma3n_text",
+        "its layers mix several streams and share keys and values: not implemented",
+    ),
+    ("siglip2 siglip2_vision_model", "images of any size in one batch are not implemented"),
+    (
+        "llava_next llava_onevision qwen3_vl qwen3_vl_moe paligemma mllama idefics2 idefics3 smolvlm mistral3 "
+        "internvl blip blip-2 instructblip git florence2 phi4_multimodal kosmos-2 glm4v glm4v_moe voxtral aya_vision "
+        "video_llava vipllava fuyu",
         "this multimodal model is not implemented; a folder with the language model alone may be",
     ),
-}
+    (
+        "wav2vec2 wav2vec2-bert wav2vec2-conformer hubert wavlm unispeech unispeech-sat data2vec-audio sew speecht5 "
+        "speech_to_text clap vits bark musicgen encodec mimi seamless_m4t seamless_m4t_v2 parakeet_ctc moonshine",
+        "of models of audio only Whisper is implemented",
+    ),
+    (
+        "resnet convnext convnextv2 mobilenet_v1 mobilenet_v2 mobilevit efficientnet regnet bit poolformer focalnet",
+        "a convolutional network has no attention, and its symmetries are others",
+    ),
+    (
+        "detr conditional_detr deformable_detr rt_detr rt_detr_v2 d_fine table-transformer yolos owlvit owlv2 "
+        "grounding-dino sam sam2 segformer mask2former maskformer oneformer dpt clipseg",
+        f"this model for detection, segmentation or depth {_NOT_IMPLEMENTED}",
+    ),
+    (
+        "vit_mae vit_msn dinov2_with_registers dinov3_vit data2vec-vision ijepa videomae pvt levit cvt timesformer "
+        "vivit",
+        f"this vision model {_NOT_IMPLEMENTED}",
+    ),
+    ("timm_wrapper timm_backbone", "names and fused projections of timm are not read"),
+    (
+        "vision-encoder-decoder encoder-decoder vision-text-dual-encoder trocr",
+        "a model made of two others is not implemented; a folder with one of them alone may be",
+    ),
+    (
+        "longformer big_bird reformer xlnet nystromformer yoso fnet perceiver canine",
+        "its attention is not that of a plain encoder: not implemented",
+    ),
+    (
+        "layoutlm layoutlmv2 layoutlmv3 lilt bros markuplm tapas luke",
+        "its embeddings of layouts, tables or entities are not implemented",
+    ),
+)
+REFUSED: dict[str, str] = {name: reason for names, reason in _REASONS for name in names.split()}
 
 # Keys by which transformers loads other weights than those of the folder, or changes them.
 _LOADED_ELSEWHERE = {
@@ -107,9 +162,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
             "the config of a ViTModel: ib.load(tensors, config)"
         )
     if not isinstance(name, str) or name not in FAMILIES:
+        near = get_close_matches(name, FAMILIES, cutoff=0.8) if isinstance(name, str) else []
         raise ArchitectureError(
-            f"config.json: model_type is {name!r}, expected one of {', '.join(FAMILIES)}; for another, draft a "
-            "family with `isobasin families --draft` and give it with --family"
+            f"config.json: model_type is {name!r:.80}, expected one of the {len(FAMILIES)} that `isobasin families` "
+            f"lists{' (' + ', '.join(near) + '?)' if near else ''}; for another, draft a family with "
+            "`isobasin families --draft` and give it with --family"
         )
     return FAMILIES[name]
 
@@ -191,7 +248,7 @@ def of_stored_class(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[
     prefixed = not family.prefix or any(name.startswith(family.prefix) for name in names)
     if prefixed or "Model" not in family.heads or family.class_of(config) == family.class_of(bare):
         return config
-    if not family.covers(family.class_of(config)):
+    if not family.covers(family.class_of(config)) or family.is_encoder(config):
         return config
     _check_depth(config, len(names))
     whole, trunk = family.architecture(config), family.architecture(bare)

@@ -27,7 +27,12 @@ def use_family(family: Family | str | Path) -> None:
         REFUSED.pop(family.name, None)
         FAMILIES[family.name] = family
         return
-    path = Path(family).resolve()
+    try:
+        path = Path(family).resolve(strict=True)
+    except (OSError, ValueError) as error:  # not there, a name that is too long, a zero in it
+        raise ArchitectureError(
+            f"--family {brief(str(family))}: no such file; `isobasin families --draft MODEL` drafts one"
+        ) from error
     for each in _defined(path):
         use_family(each)
     _loaded.add(path)
@@ -45,7 +50,7 @@ def use_listed_families() -> None:
 
 def _defined(path: Path) -> list[Family]:
     if not path.is_file():
-        raise ArchitectureError(f"--family {path}: no such file; `isobasin families --draft MODEL` drafts one")
+        raise ArchitectureError(f"--family {path}: no file; `isobasin families --draft MODEL` drafts one")
     with _running(path):
         found: dict[str, Any] = runpy.run_path(str(path))
     families = found.get("FAMILIES", ())

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from isobasin.checkpoint.folder import find_folder, is_adapter, read_object, write_object
+from isobasin.arguments import checks_arguments
+from isobasin.checkpoint.folder import MODEL_CARD, find_folder, is_adapter, is_own_card, read_object, write_object
 from isobasin.checkpoint.header import TensorInfo, read_header
 from isobasin.checkpoint.reader import Checkpoint, PickledFiles
 from isobasin.display import Shown, Summary
@@ -25,7 +26,8 @@ from isobasin.files import AtomicOutput, disk_errors
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _KEY = re.compile(
-    r"(?:base_model\.model\.)?(.+?)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|(?:base_layer\.)?(bias))"
+    r"(?:base_model\.model\.)?(.+?)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|(?:base_layer\.)?(bias)"
+    r"|base_layer\.(weight))"
 )
 MAX_LENGTH = 500  # characters of a pattern, and of what it is matched with
 # Keys that change nothing once an adapter is trained; those that are read are in `_READ`. Any other key must be unset.
@@ -33,7 +35,7 @@ _NEUTRAL = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out"),
         *("inference_mode", "loftq_config"),
-        *("lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size"),
+        *("lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size"),
         *("revision", "task_type", "unsloth_fixed"),
     }
 )
@@ -78,6 +80,7 @@ class Adapter(Shown):
     tensors: Mapping[str, Tensor]  # `MODULE.A` and `MODULE.B`, without the scale; `MODULE.bias`
     embeddings: frozenset[str] = frozenset()
     biased: tuple[str, ...] = ()  # modules whose bias is replaced
+    stored: tuple[str, ...] = ()  # modules whose weight of the base is stored too: `MODULE.weight`
     path: Path | None = None
 
     def summary(self) -> Summary:
@@ -90,6 +93,7 @@ class Adapter(Shown):
         return Summary("LoRA adapter", facts)
 
     @classmethod
+    @checks_arguments
     def open(cls, path: str | Path) -> "Adapter":
         """The adapter in a folder, or of a hub id in the local cache."""
         folder = find_folder(path)
@@ -103,7 +107,7 @@ class Adapter(Shown):
         pickles = PickledFiles()
         infos = read_header(file) if file.suffix == ".safetensors" else pickles.infos(file)
         places = _places(infos, folder)
-        modules = tuple(sorted({module for module, side in places if side != "bias"}))
+        modules = tuple(sorted({module for module, side in places if side in ("A", "B")}))
         if not modules:
             raise CheckpointError(f"{folder}: the adapter holds no factors")
         for module in modules:
@@ -112,9 +116,10 @@ class Adapter(Shown):
         source = Checkpoint(folder, config, {key: infos[key] for key in places.values()}, pickles)
         tensors = _Renamed(source, {f"{module}.{side}": key for (module, side), key in places.items()})
         embeddings = frozenset(module for (module, _), key in places.items() if "lora_embedding" in key)
-        biased = tuple(sorted(module for module, side in places if side == "bias"))
-        return cls(config, modules, tensors, embeddings, biased, folder)
+        biased, stored = (tuple(sorted(m for m, side in places if side == kind)) for kind in ("bias", "weight"))
+        return cls(config, modules, tensors, embeddings, biased, stored, folder)
 
+    @checks_arguments
     def factors(self, module: str) -> Factors:
         """B with the scale and A, in float64."""
         up, down = (self.tensors[f"{module}.{side}"].double() for side in "BA")
@@ -139,10 +144,11 @@ class Adapter(Shown):
             tensors[f"{module}.B"] = (each.up / scale if scale else torch.zeros_like(each.up)).float().contiguous()
         config = dict(self.config) | ({"bias": "all"} if biases else {})
         modules, biased = tuple(sorted(found)), tuple(sorted(biases))
-        return replace(self, config=config, modules=modules, tensors=tensors, biased=biased, path=None)
+        return replace(self, config=config, modules=modules, tensors=tensors, biased=biased, stored=(), path=None)
 
-    def save(self, out: str | Path, *, force: bool = False) -> None:
-        """Write an adapter folder, whole or not at all."""
+    @checks_arguments
+    def save(self, out: str | Path, *, force: bool = False, card: str | None = None) -> None:
+        """Write an adapter folder, whole or not at all; `card` is the text of its model card."""
         target = Path(out).resolve()
         check_adapter_output(target, force=force, inputs=[self.path] if self.path else [])
         content = {}
@@ -157,6 +163,8 @@ class Adapter(Shown):
         with disk_errors(target, CheckpointError), AtomicOutput(target, folder=True) as output:
             write_object(output.new / CONFIG, dict(self.config))
             (output.new / WEIGHTS[0]).write_bytes(save(content, {"format": "pt"}))
+            if card is not None:
+                (output.new / MODEL_CARD).write_text(card, encoding="utf-8")
             output.flush()
             output.commit()
 
@@ -187,12 +195,17 @@ def check_adapter_output(out: Path, *, force: bool, inputs: list[Path]) -> None:
         raise CheckpointError(f"output {out} is a file, expected a folder: choose another name")
     if not force:
         raise CheckpointError(f"output {out} exists and is not empty: choose another name, or replace it by force")
-    unknown = sorted(entry.name for entry in out.iterdir() if entry.name not in (CONFIG, WEIGHTS[0]))
+    unknown = sorted(entry.name for entry in out.iterdir() if not _is_written(entry))
     if unknown or not is_adapter(out):
         raise CheckpointError(
             f"output {out} holds {', '.join(unknown[:3]) or 'no adapter'}, which no adapter of isobasin has, so it is "
             "not replaced: choose another folder"
         )
+
+
+def _is_written(entry: Path) -> bool:
+    """Whether this is a file of an adapter, or a model card that was written here."""
+    return entry.name in (CONFIG, WEIGHTS[0]) or (entry.name == MODEL_CARD and is_own_card(entry))
 
 
 def _check_config(config: Mapping[str, Any], folder: Path) -> None:
@@ -208,6 +221,8 @@ def _check_config(config: Mapping[str, Any], folder: Path) -> None:
             f"{folder / CONFIG}: init_lora_weights is {brief(config['init_lora_weights'], 40)}, which changes the base "
             f"when PEFT loads the adapter, and is not supported; {_UNLOAD}"
         )
+    if config.get("r", 8) is None:
+        raise CheckpointError(f"{folder / CONFIG}: r is null, expected the rank of the factors")
     _check_types(config, folder)
     alphas = [config.get("lora_alpha", 8), *(config.get("alpha_pattern") or {}).values()]
     if wrong := [each for each in alphas if not _is_number(each)]:
@@ -231,13 +246,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _places(infos: Mapping[str, TensorInfo], folder: Path) -> dict[tuple[str, str], str]:
-    """The key of A and of B for each module."""
+    """The key of A and of B for each module, of a bias, and of the weight of the base that PEFT stores for heads."""
     found: dict[tuple[str, str], str] = {}
     for key in infos:
         match = _KEY.fullmatch(key)
         if match is None:
             raise CheckpointError(f"{folder}: {key:.120} is no factor of LoRA (lora_A, lora_B); {_UNLOAD}")
-        found[match[1], match[2] or match[3] or "bias"] = key
+        found[match[1], next(kind for kind in match.groups()[1:] if kind)] = key
     return found
 
 
@@ -254,8 +269,8 @@ def _check_pair(
 def _check_chosen(module: str, rank: int, config: Mapping[str, Any], folder: Path) -> None:
     """Refuse factors that PEFT would not load: of a module that the configuration does not choose, or of another rank
     than it says."""
-    expected = _by_pattern(config.get("rank_pattern"), module, config.get("r"))
-    if expected is not None and expected != rank:
+    expected = _by_pattern(config.get("rank_pattern"), module, config.get("r", 8))
+    if expected != rank:
         raise CheckpointError(
             f"{folder}: {module} has factors of rank {rank}, {CONFIG} says {brief(expected, 40)}: PEFT does not load "
             "it; correct one of them"
@@ -306,7 +321,7 @@ def _by_pattern(patterns: object, module: str, default: Any) -> Any:
 
 def _matches(pattern: str, module: str, *, whole: bool) -> bool:
     """Whether a pattern of PEFT is that of a module: of the whole name, or of its end after a point."""
-    allowed, repeated = 3 if whole else 1, len(re.findall(r"[*+{]|(?<!\()\?", pattern))
+    allowed, repeated = 3 if whole else 2, len(re.findall(r"[*+{]|(?<!\()\?", pattern))
     if repeated > allowed or re.search(r"\)[*+{?]", pattern) or max(len(pattern), len(module)) > MAX_LENGTH:
         raise CheckpointError(
             f"{CONFIG}: the pattern {pattern:.80} may take for ever to match (expected at most {allowed} repetitions, "

@@ -58,8 +58,8 @@ _OTHER_FORMATS = {
     ".onnx": "ONNX is a graph of operations, whose weights have lost their names and places; give the model from which "
     "it was exported",
     ".gguf": "give the path of this file itself, not that of its folder",
-    ".h5": "these are weights for TensorFlow; load them in transformers (from_tf=True) and save_pretrained",
-    ".msgpack": "these are weights for Flax; load them in transformers (from_flax=True) and save_pretrained",
+    ".h5": "these are weights for TensorFlow; load them in transformers 4 (from_tf=True) and save_pretrained",
+    ".msgpack": "these are weights for Flax; load them in transformers 4 (from_flax=True) and save_pretrained",
     ".ckpt": "this is a training checkpoint; load it where it was made and save_pretrained",
 }
 # Names of models of other libraries, which are no ids of the hub.
@@ -437,8 +437,13 @@ def _is_written(folder: Path, name: str, copied: Sequence[Companions]) -> bool:
     if any(name in each.files and _is_copy(entry, each, name) for each in copied):
         return True
     if name == MODEL_CARD:
-        return MADE_WITH.encode() in entry.read_bytes()
+        return is_own_card(entry)
     return name in _WRITTEN or _SHARD.fullmatch(name) is not None or (_is_allowed(name) and not _is_legal(name))
+
+
+def is_own_card(entry: Path) -> bool:
+    """Whether this is a model card that was written here."""
+    return entry.is_file() and not entry.is_symlink() and MADE_WITH.encode() in entry.read_bytes()
 
 
 def _is_copy(entry: Path, companions: Companions, name: str) -> bool:

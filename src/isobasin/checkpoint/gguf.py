@@ -20,7 +20,8 @@ from torch import Tensor
 from isobasin.checkpoint.header import check_finite
 from isobasin.errors import CheckpointError, brief
 
-TYPES = ("F32", "F16", "BF16", "Q8_0")
+# What is read, and the type that holds its numbers exactly.
+TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "Q8_0": torch.float32}
 _WAY_OUT = "give the Hugging Face folder that it was converted from"
 # Beginnings of keys that llama.cpp does not build the model from; `general.type` and `split.count` are checked.
 _NO_EFFECT = ("GGUF.", "general.", "tokenizer.", "quantize.", "mradermacher.", "split.")
@@ -144,7 +145,7 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model of a GGUF file: what its config.json would say, and its tensors in float32."""
+    """A model of a GGUF file: what its config.json would say, and its tensors in their types."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -152,7 +153,7 @@ class GgufModel:
 
 
 def read_gguf(file: Path) -> GgufModel:
-    """The model in a file, whole and in float32."""
+    """The model in a file, whole; what is quantised to Q8_0 is in float32."""
     reader, values = _open(file)
     kind = values.get("general.architecture")
     if kind not in _FORMATS:
@@ -173,8 +174,8 @@ def read_gguf(file: Path) -> GgufModel:
         config["rope_parameters"] = _rotary(file, kind, config, settings, stored)
     _check_unread(file, kind, settings)
     tensors = _renamed(file, kind, config, stored)
-    how = "dequantised" if "Q8_0" in types else "widened"
-    note = f"from GGUF ({', '.join(types)}), {how} to float32; the tokenizer is not read"
+    dequantised = ", dequantised to float32" if "Q8_0" in types else ""
+    note = f"from GGUF ({', '.join(types)}){dequantised}; the tokenizer is not read"
     return GgufModel(config, tensors, note)
 
 
@@ -326,7 +327,7 @@ def _numbers(file: Path, tensor: Any) -> Tensor:
     except ValueError as error:
         raise CheckpointError(f"{file}: {tensor.name:.80} can not be read ({error!s:.160}): re-download it") from error
     check_finite(found, tensor.name, f"{file} is damaged: re-download it")
-    return found
+    return found.to(TYPES[tensor.tensor_type.name])
 
 
 def _renamed(file: Path, kind: str, config: dict[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -345,7 +346,7 @@ def _renamed(file: Path, kind: str, config: dict[str, Any], stored: Mapping[str,
     embedding, head = (stored.get(f"{name}.weight") for name in ("token_embd", "output"))
     if embedding is not None:
         config.setdefault("vocab_size", len(embedding))
-        config["tie_word_embeddings"] = head is None or torch.equal(head, embedding)
+        config["tie_word_embeddings"] = head is None or torch.equal(head.float(), embedding.float())
         if config["tie_word_embeddings"]:
             found.pop("lm_head.weight", None)
     return found

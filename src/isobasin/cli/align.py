@@ -1,6 +1,5 @@
 """The command `align`, and the alignment that `path` and `merge` share with it."""
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -31,8 +30,10 @@ from isobasin.cli.output import (
     companion_facts,
     emit,
     existing,
+    is_first_process,
     left_out_lines,
     measured_cost,
+    n_processes,
     not_copied_lines,
     note,
     progress,
@@ -283,16 +284,6 @@ class AlignSetup:
 def learning_step(on_progress: OnProgress) -> "Callable[[int, int, float], None]":
     """Shows the steps of learning, with the last held-out barrier."""
     return lambda done, of, barrier: on_progress(f"learning, held-out barrier {barrier:.4g}", done, of)
-
-
-def n_processes() -> int:
-    """The processes of this run. torchrun and accelerate set this variable, and RANK."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_first_process() -> bool:
-    """Whether this process prints and writes."""
-    return n_processes() <= 1 or int(os.environ.get("RANK", "0")) == 0
 
 
 def learning_facts(found: "Alignment | None") -> dict[str, Any]:

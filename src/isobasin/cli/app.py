@@ -27,7 +27,7 @@ from isobasin.cli.output import discard_output, note
 from isobasin.cli.path import path_command, report_command
 from isobasin.cli.study import study
 from isobasin.errors import IsobasinError, one_line, system_problem
-from isobasin.files import remove_unfinished
+from isobasin.files import release, remove_unfinished
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "info": info_command,
@@ -78,6 +78,9 @@ app.add_typer(study, name="study")
 
 def main() -> None:
     """Run the program. Exit codes: 0 success, 1 no, 2 a user's mistake, 3 undecided, 4 a bug, 130 interrupted."""
+    # Threads of OpenMP that wait for work spin by default: with tiny models on a busy machine, ten times slower. torch
+    # reads this when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if sys.stderr is None:  # closed; libraries write to it, and the next file that is opened must not take its place
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for name in ("SIGTERM", "SIGHUP"):  # a request to stop (timeout, batch systems), a closed terminal
@@ -91,9 +94,12 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Every error is one line on standard error."""
     code = None
     try:
-        with _quiet_streams():
-            code = app(arguments, prog_name="isobasin", standalone_mode=False)
-            sys.stdout.flush()
+        try:
+            with _quiet_streams():
+                code = app(arguments, prog_name="isobasin", standalone_mode=False)
+                sys.stdout.flush()
+        finally:
+            release()
         if code == 130:  # typer returns it for an interrupt
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
@@ -108,6 +114,7 @@ def run(arguments: list[str]) -> int:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         remove_unfinished()
+        release()
         note("isobasin: interrupted; no unfinished output is left")
         return 130
     except IsobasinError as error:

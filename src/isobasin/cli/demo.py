@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from isobasin.cli.options import Force, PrintOptions, Seed, with_options
-from isobasin.cli.output import emit, progress
+from isobasin.cli.output import emit, progress, reserve_outputs
 
 ALIGNED = {"naive": "as they are", "aligned": "B aligned by its weights", "learned": "B aligned by learning"}
 
@@ -25,6 +25,7 @@ def demo_command(
     """Align two models of digits that ship with the package, by weights and by learning; measure, merge, report."""
     from isobasin.demo import run_demo
 
+    reserve_outputs(output)
     with progress(quiet=show.silent, keep=True) as on_progress:
         facts = run_demo(output, train=train, seed=seed, force=force, on_progress=on_progress)
     emit(facts, demo_lines(facts), show.json)

@@ -126,11 +126,11 @@ def fingerprint_command(
     from isobasin.runtime import require_runnable
 
     place, weights = device.find(), memory.load(model)
-    found, errors = fingerprint_with_errors(weights, place)
+    other, more, compared = (None, (), None) if compare is None else _read_fingerprint(compare, place, memory)
+    found, errors = fingerprint_with_errors(weights, place, like=other)
     uncertain = [*doubts(errors), *type_doubts(weights)]
     facts: dict[str, Any] = {"fingerprint": str(found), "doubts": [doubt.to_dict() for doubt in uncertain]}
-    if compare is not None:
-        other, more, compared = _read_fingerprint(compare, place, memory)
+    if other is not None:
         both = [max(pair) for pair in zip(errors, more, strict=True)] if more else errors
         result = compare_fingerprints(found, other, both)
         if not result.steps and compared is not None:  # a damaged config or a missing tensor is not another model

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isobasin.cli.options import DeviceOptions, Force, MemoryOptions, PrintOptions, Seed, choice, with_options
-from isobasin.cli.output import emit, measured_cost, note, space_label
+from isobasin.cli.output import emit, measured_cost, note, reserve_outputs, space_label
 
 if TYPE_CHECKING:
     from isobasin.compare.equivalence import Verdict
@@ -47,6 +47,7 @@ def equal_command(
     with measured_cost() as cost:
         models = memory.load(a), memory.load(b)
         folders = tuple(model.path for model in models if model.path)
+        reserve_outputs(save_transform, save_witness)
         if save_transform:
             check_output_file(save_transform, force=force, kind="transform", inputs=folders)
         if save_witness:

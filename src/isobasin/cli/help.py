@@ -18,6 +18,12 @@ OF_MODELS = (
     ("--family FILE", "A family of your own (see families --draft)."),
     ("--revision REV", "Of hub ids: branch, tag or commit, as ORG/NAME@REV."),
 )
+# Options that one row of the help describes together.
+JOINED = {
+    ("--device", "--cuda"): "cpu, cuda (or --cuda), cuda:1, … [cpu]",
+    ("--quiet", "--json"): "No progress; one JSON object and nothing else.",
+}
+SHORT = "short help"  # what was asked for: `-h`, not `--help`
 EXAMPLES: dict[str, Sequence[str]] = {
     "info": ("info path/to/model",),
     "check": ("check path/to/model",),
@@ -43,8 +49,9 @@ EXAMPLES: dict[str, Sequence[str]] = {
 
 
 class Command(TyperCommand):
-    """A command whose help fits a screen. It accepts the old spelling of an option, which its help does not show, and
-    commands that read models accept a family of one's own."""
+    """A command whose help fits a screen, and with `-h`, which names the options alone, one of 24 lines. It accepts the
+    old spelling of an option, which its help does not show, and commands that read models accept a family of one's own.
+    """
 
     reads_models = False
 
@@ -58,6 +65,7 @@ class Command(TyperCommand):
                 use_family(file)
             args, revisions = _taken(args, "--revision", "a branch, tag or commit of the hub")
             revision = revisions[-1] if revisions else ""
+        ctx.meta[SHORT] = "-h" in args and "--help" not in args
         options = {name for param in self.params for name in param.opts}
         for i, word in enumerate(args):
             name, equals, value = word.partition("=")
@@ -84,6 +92,8 @@ class Command(TyperCommand):
                 else getattr(param, "rich_help_panel", None) or GENERAL
             )
             groups[group].append(_row(param))
+        for rows in groups.values():
+            rows[:] = _joined(rows)
         if self.reads_models:
             groups["General"][:0] = OF_MODELS
         groups["General"].append(groups[GENERAL].pop())  # --help
@@ -92,16 +102,23 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups = self.rows_by_group(ctx)
         formatter.write("\n")
+        short = ctx.meta.get(SHORT, False)
         width = max(len(name) for rows in groups.values() for name, _ in rows)
         for title, rows in groups.items():
-            formatter.write(f"{title}:\n")
+            if short and title != "Arguments":
+                formatter.write(_names(f"{title.partition(' ')[0]}:", [name for name, _ in rows], formatter.width))
+                continue
+            if title != "Arguments":
+                formatter.write(f"{title}:\n")
             formatter.indent()
             formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
             formatter.dedent()
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         examples = EXAMPLES[ctx.command_path.partition(" ")[2]]
-        formatter.write("\nExamples:\n" + "".join(f"  isobasin {example}\n" for example in examples))
+        formatter.write("Examples:\n" + "".join(f"  isobasin {example}\n" for example in examples))
+        if ctx.meta.get(SHORT):
+            formatter.write(f"{ctx.command_path} --help describes the options.\n")
 
 
 class ModelCommand(Command):
@@ -147,6 +164,26 @@ def _row(param: Any) -> tuple[str, str]:
     elif default is not None and default is not ...:
         text += f" [{default}]"
     return f"{names} {param.metavar}", text
+
+
+def _joined(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The rows, where those of `JOINED` that are both there are one."""
+    by_option = {name.partition(" ")[0]: name for name, _ in rows}
+    for (first, second), text in JOINED.items():
+        if first in by_option and second in by_option:
+            both = (f"{by_option[first]}, {by_option[second]}", text)
+            rows = [both if row[0] == by_option[first] else row for row in rows if row[0] != by_option[second]]
+    return rows
+
+
+def _names(title: str, names: Sequence[str], width: int) -> str:
+    """The names of a group on as few lines as they need, where no line ends inside a name."""
+    lines = [title.ljust(10)]
+    for name in names:
+        if len(lines[-1]) + 2 + len(name) > width:
+            lines.append(" " * 10)
+        lines[-1] += f"  {name}"
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _taken(args: list[str], option: str, what: str) -> tuple[list[str], list[str]]:

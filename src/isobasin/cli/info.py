@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, replace
 from math import prod
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -100,19 +102,29 @@ def families_command(
             | {"classes": [f"{family.stem}{head}" for head in family.heads] if not family.own else []}
             | {"not_used": list(family.unused)}
         )
-    emit({"families": rows}, _family_lines(rows), json)
+    emit({"families": rows}, family_lines(rows), json)
 
 
-def _family_lines(rows: list[dict[str, Any]]) -> list[str]:
-    widths = {key: max(len(row[key]) for row in rows) for key in ("family", "positions", "example")}
+def family_lines(rows: list[dict[str, Any]], width: int | None = None) -> list[str]:
+    """A few lines for each model type, wrapped at the width of the terminal; as they are where there is none."""
+    width = get_terminal_size((0, 0)).columns if width is None else width
+    columns = {key: max(len(row[key]) for row in rows) for key in ("family", "positions", "example")}
     lines = []
     for row in rows:
-        lines.append(" ".join([*(f"{row[key]:<{n}}" for key, n in widths.items()), row["group"]]))
-        if row["classes"]:
-            lines.append(f"    classes   {', '.join(row['classes'])}")
-        if row["not_used"]:
-            lines.append(f"    not used  {'; '.join(row['not_used'])}")
+        first = " ".join(f"{row[key]:<{n}}" for key, n in columns.items())
+        fits = not width or len(first) + 1 + len(row["group"]) <= width
+        lines.append(f"{first} {row['group']}" if fits else first.rstrip())
+        parts = {"group": "" if fits else row["group"], "classes": ", ".join(row["classes"])}
+        for label, text in (parts | {"not used": "; ".join(row["not_used"])}).items():
+            if text:
+                lines += _wrapped(f"    {label:<10}", text, width)
     return lines
+
+
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    if not width:
+        return [label + text]
+    return wrap(text, width, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
 
 
 def _print_draft(model: str, as_json: bool) -> None:

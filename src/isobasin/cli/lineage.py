@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isobasin.cli.options import Force, PrintOptions, choice, with_options
-from isobasin.cli.output import emit, existing, measured_cost, progress
+from isobasin.cli.output import emit, existing, measured_cost, progress, reserve_outputs
 from isobasin.errors import printable
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def lineage_command(
     from isobasin.files import check_output_file
 
     if output is not None:
+        reserve_outputs(output)
         check_output_file(output, force=force, kind="page", inputs=existing(*models))
     with measured_cost() as cost, progress(quiet=show.silent) as on_progress:
         named = None if base is None else models.index(base) if base in models else base

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from isobasin.cli.options import SaveOptions
 from isobasin.errors import ArchitectureError, IsobasinError, TransformError, is_memory_problem, one_line, printable
-from isobasin.files import check_kind, check_output_file, recover, strict_json
+from isobasin.files import check_kind, check_output_file, recover, reserve, strict_json
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +105,23 @@ def counted(on_progress: OnProgress, title: str, total: int) -> Callable[..., No
     return lambda *_: on_progress(title, next(numbers), total)
 
 
+def n_processes() -> int:
+    """The processes of this run. torchrun and accelerate set this variable, and RANK."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first_process() -> bool:
+    """Whether this process prints and writes."""
+    return n_processes() <= 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+def reserve_outputs(*paths: Path | None) -> None:
+    """Refuse outputs that another process is computing, and keep them until the command ends."""
+    for path in paths:
+        if path is not None and is_first_process():
+            reserve(path)
+
+
 def check_outputs(save: SaveOptions, inputs: Sequence[Path], transform: Path | None = None) -> None:
     """Refuse outputs that exist or lie inside an input, and an unknown size, before anything is computed.
 
@@ -112,6 +129,10 @@ def check_outputs(save: SaveOptions, inputs: Sequence[Path], transform: Path | N
     """
     from isobasin.checkpoint.writer import check_output, parse_size
 
+    for folder in (save.output, *inputs):  # first: a lock would lie there, too
+        if transform is not None and transform.resolve().is_relative_to(folder.resolve()):
+            raise TransformError(f"--save-transform {transform}: lies inside {folder}; choose a place beside it")
+    reserve_outputs(save.output.resolve(), transform)
     for path in (save.output.resolve(), transform):
         if path is not None:
             recover(path)
@@ -123,12 +144,9 @@ def check_outputs(save: SaveOptions, inputs: Sequence[Path], transform: Path | N
 
 
 def _check_transform_path(path: Path, save: SaveOptions, inputs: Sequence[Path]) -> None:
-    """Refuse a transform file that exists, or that would lie inside an input or inside the output folder."""
+    """Refuse a transform file that exists."""
     what: dict[str, Any] = {"what": "the transform file", "error": TransformError}
     check_output_file(path, force=save.force, inputs=[f for f in inputs if f.is_file()], **what)
-    for folder in (save.output, *inputs):
-        if path.resolve().is_relative_to(folder.resolve()):
-            raise TransformError(f"--save-transform {path}: lies inside {folder}; choose a place beside it")
     check_kind(path, "transform", error=TransformError)
 
 

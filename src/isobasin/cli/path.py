@@ -26,7 +26,7 @@ from isobasin.cli.options import (
     Seed,
     with_options,
 )
-from isobasin.cli.output import emit, existing, note, number, progress
+from isobasin.cli.output import emit, existing, note, number, progress, reserve_outputs
 from isobasin.errors import IsobasinError
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def path_command(
     for other in list(loaded.values())[1:]:
         check_comparable(loaded["A"], other)  # before anything is read
     read = existing(measured.data, align_data, learn_data)
+    reserve_outputs(output)
     check_output_file(
         output, force=force, kind="path result", inputs=[*(m.path for m in loaded.values() if m.path), *read]
     )
@@ -235,6 +236,7 @@ def report_command(
     from isobasin.report import read_result, verdict, write_report
 
     results = [read_result(path) for path in paths]
+    reserve_outputs(output)
     check_output_file(output, force=force, kind="page", inputs=paths)
     written = write_report(results, output, force=force)
     pairs = [

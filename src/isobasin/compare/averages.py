@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from isobasin.compare.confirmation import largest_line
 from isobasin.compare.derivation import Basis
-from isobasin.compare.sketch import CPU, sampled, transform_to
+from isobasin.compare.sketch import CPU, matrix_names, sampled, transform_to
 from isobasin.weights import ModelSource, Weights, load
 
 SWEEPS = 6
@@ -19,8 +20,42 @@ SETTLED = 0.9  # of what was left before: less of a gain ends the descent
 
 
 @dataclass(frozen=True)
+class Average:
+    """The weights of an average, what it leaves of the sampled numbers of the model, relative, and of all rows the most
+    that it leaves, relative to the distance to the nearest parent (of this row, or the usual one)."""
+
+    weights: tuple[float, ...]
+    residual: float
+    largest_row: float = float("inf")
+
+
+@dataclass(frozen=True)
+class _Aligned:
+    """A model and the parents of an average in one basis, the weights, and what the average leaves."""
+
+    child: Weights
+    parents: list[Weights]
+    weights: tuple[float, ...]
+    residual: float
+
+    def measured(self) -> Average:
+        names = [n for n in matrix_names(self.child.arch) if all(n in p for p in self.parents)]
+        largest = max(map(self._largest_row, names), default=0.0)
+        return Average(self.weights, self.residual, largest)
+
+    def _largest_row(self, name: str) -> float:
+        x, *others = (m[name].to(torch.float64).flatten(1) for m in (self.child, *self.parents))
+        if any(y.shape != x.shape for y in others):
+            return 0.0
+        left = (x - sum(w * y for w, y in zip(self.weights, others))).norm(dim=1)
+        nearest = torch.stack([(x - y).norm(dim=1) for y in others]).amin(0)
+        usual = float(nearest.square().mean().sqrt().clamp(min=1e-300))
+        return float((left / nearest.clamp(min=usual)).max())
+
+
+@dataclass(frozen=True)
 class AverageCheck:
-    """A task: the weights of an average modulo symmetry, and what it leaves of the model, relative.
+    """A task: an average modulo symmetry.
 
     `bases` number the bases that the parents are stored in, `own` is that of the model. Parents in it stay; where that
     is all of them, each in turn is the one that stays.
@@ -37,7 +72,7 @@ class AverageCheck:
         """Whether no parent is stored in the model's basis."""
         return self.own not in self.bases
 
-    def __call__(self) -> tuple[tuple[float, ...], float]:
+    def __call__(self) -> Average:
         child = load(self.child).resident(CPU)
         parents = [load(each).resident(CPU) for each in self.parents]
         inside = [k for k, basis in enumerate(self.bases) if basis == self.own]
@@ -45,42 +80,40 @@ class AverageCheck:
         found = [self._moved_parents(child, parents, stay) for stay in staying]
         if len(set(self.bases)) == 1 and not inside:
             found.append(self._moved_child(child, parents))
-        return min(found, key=lambda each: each[1])
+        return min(found, key=lambda each: each.residual).measured()
 
-    def _moved_child(self, child: Weights, parents: list[Weights]) -> tuple[tuple[float, ...], float]:
+    def _moved_child(self, child: Weights, parents: list[Weights]) -> _Aligned:
         """Of parents in one basis: move the model to their average, solve for the weights there, and again."""
-        weights, left = self.weights, float("inf")
+        best = _Aligned(child, parents, self.weights, float("inf"))
         for _ in range(SWEEPS):
-            middle = combined(parents[0], parents, weights, 1.0)
-            found, residual = self._solved(aligned(child, middle), parents)
-            if not residual < SETTLED * left:
+            moved = aligned(child, combined(parents[0], parents, best.weights, 1.0))
+            found, residual = self._solved(moved, parents)
+            if not residual < SETTLED * best.residual:
                 break
-            weights, left = found, residual
-        return weights, left
+            best = _Aligned(moved, parents, found, residual)
+        return best
 
-    def _moved_parents(
-        self, child: Weights, parents: list[Weights], stay: Sequence[int]
-    ) -> tuple[tuple[float, ...], float]:
+    def _moved_parents(self, child: Weights, parents: list[Weights], stay: Sequence[int]) -> _Aligned:
         """Move each parent, but those that stay, to what it adds to the model."""
         moved = list(parents)
         for basis in sorted(set(self.bases) - {self.own}):
             self._move_together(basis, child, parents, moved)
-        weights, left = self._solved(child, moved)
+        best = _Aligned(child, list(moved), *self._solved(child, moved))
         for _ in range(SWEEPS):
             for k, parent in enumerate(parents):
                 if k in stay:
                     continue
                 others = [o for o in range(len(parents)) if o != k]
-                signed = [1, *(-weights[o] for o in others)]
-                target = combined(child, [child, *(moved[o] for o in others)], signed, weights[k])
+                signed = [1, *(-best.weights[o] for o in others)]
+                target = combined(child, [child, *(moved[o] for o in others)], signed, best.weights[k])
                 moved[k] = aligned(parent, target)
             found, residual = self._solved(child, moved)
-            if not residual < left:
+            if not residual < best.residual:
                 break
-            settled, weights, left = residual > SETTLED * left, found, residual
+            settled, best = residual > SETTLED * best.residual, _Aligned(child, list(moved), found, residual)
             if settled:
                 break
-        return weights, left
+        return best
 
     def _move_together(self, basis: int, child: Weights, parents: list[Weights], moved: list[Weights]) -> None:
         """Move the parents of one basis so that their average comes next to the model."""
@@ -99,10 +132,12 @@ class AverageCheck:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The share of numbers that are zero in a model alone, and the distance to its parent on the others."""
+    """The share of numbers that are zero in a model alone, the distance to its parent on the others, and that of the
+    row or column that differs most."""
 
     zeros: float
     left: float
+    largest: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -120,11 +155,21 @@ class PrunedCheck:
             new, _, left = Basis((sampled(child), sampled(moved))).new_zeros(0, 1)
             if not left < best.left:
                 break
-            settled, best = left > SETTLED * best.left, Pruned(new, left)
+            settled, best = left > SETTLED * best.left, Pruned(new, left, _largest_difference(child, moved))
             if settled:
                 break
             target = _filled(child, moved)
         return best
+
+
+def _largest_difference(child: Weights, parent: Weights) -> float:
+    """Of all matrices, the row or column in which a model differs most from its parent where it is not zero."""
+
+    def difference(name: str) -> float:
+        x, y = child[name], parent[name]
+        return largest_line(x, torch.where(x == 0, 0, y)) if x.shape == y.shape else 0.0
+
+    return max(difference(n) for n in matrix_names(child.arch) if n in parent)
 
 
 def _filled(child: Weights, parent: Weights) -> Weights:

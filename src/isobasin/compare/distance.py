@@ -22,7 +22,7 @@ from isobasin.alignment.experts import best_order
 from isobasin.alignment.heads import match_heads
 from isobasin.alignment.problem import overlap
 from isobasin.alignment.result import LeftOut
-from isobasin.alignment.trunk import trunk_pair
+from isobasin.alignment.trunk import TrunkPair, trunk_pair
 from isobasin.arch import Architecture, HeadSpace, Space
 from isobasin.compare.stream_frame import tables
 from isobasin.display import Shown, Summary, notebook_progress
@@ -492,7 +492,8 @@ def _distance(
 ) -> DistanceResult:
     a, b = read_part(a), read_part(b)
     same_depth = a.arch.sizes.n_layers == b.arch.sizes.n_layers
-    trunk = trunk_pair(a, b, largest_group=True) if same_depth else None
+    trunk = _trunk(a, b, same_depth=same_depth)
+    same_depth = same_depth or trunk is not None
     if trunk is None:
         check_same_blocks(a, b)
     else:
@@ -507,7 +508,8 @@ def _distance(
     if trunk is not None:
         pairs = [pair for pair in pairs if trunk.shared & set(a.arch.blocks[pair[0]])]
     streams, by_all_blocks = stream_maps(one, two, pairs)
-    ends = [(name, name) for name in streams if one.blocks[name]]  # some streams have no embeddings or head
+    held = set(a) if trunk is None else trunk.shared
+    ends = [(name, name) for name in streams if held & set(one.blocks[name])]  # some have no embeddings or head
     found = block_distances(one, two, [*ends, *pairs], streams)
 
     def report(done: int) -> None:
@@ -520,6 +522,17 @@ def _distance(
     models = [UnrelatedModel(rotated, seed + k) for k in range(null_samples)]
     null = _null_similarities(InType(one, dtype), models, ends, pairs, by_all_blocks, report)
     return replace(_result(a, b, found, null, matrix, seed), left_out=trunk.left_out if trunk else LeftOut())
+
+
+def _trunk(a: Weights, b: Weights, *, same_depth: bool) -> TrunkPair | None:
+    """What both share where only heads differ, or one is the encoder of a model like the other; models of other depths
+    may be compared layer by layer."""
+    try:
+        return trunk_pair(a, b, largest_group=True)
+    except ArchitectureError:
+        if same_depth:
+            raise
+        return None
 
 
 def _with_paired_experts(a: NormalForm, b: NormalForm) -> NormalForm:

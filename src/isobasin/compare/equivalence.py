@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from isobasin.alignment.align import align
+from isobasin.alignment.candidates import rotates_stream, transforms_by_descent
 from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.descent import descend, embedding_distance
 from isobasin.alignment.gauge import with_reference_gauge
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.result import LeftOut
-from isobasin.alignment.trunk import TrunkPair, lost_gain, stream_of, trunk_pair
+from isobasin.alignment.trunk import TrunkPair, is_fixed, lost_gain, trunk_pair
 from isobasin.checkpoint import dtype_name
 from isobasin.compare.degenerate import FailedCondition, failed_conditions, remove_degeneracies
 from isobasin.compare.distance import require_equal
@@ -43,13 +43,14 @@ from isobasin.compare.residual import (
 )
 from isobasin.config_keys import differing_settings
 from isobasin.display import Shown, Summary, notebook_steps
-from isobasin.errors import ArchitectureError, TransformError
+from isobasin.errors import ArchitectureError, TransformError, VerificationError
 from isobasin.groups import Element
 from isobasin.rounding import dtype_named, perturbed, rounding_units
 from isobasin.runtime import image_shape, vocabulary_size
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.attention import attention_matrices
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
+from isobasin.symmetries.normal_form import unheld_norms, with_unit_shift
 from isobasin.symmetries.transform import Transform
 from isobasin.views import AsFloat64
 from isobasin.weights import ModelSource, Weights, is_tied, load, read_part, untied
@@ -72,7 +73,7 @@ class TransformEvidence:
     """The transform that leads from B to A and the residuals it leaves, or the reason why there is none.
 
     `kind`: `identity` (the weights as stored), `group`, or `larger group` (after `steps` removed from both models what
-    their functions ignore; the transform then leads from one normal form to the other).
+    their functions ignore). With `steps` the transform leads from one changed form to the other.
     """
 
     kind: Kind
@@ -119,7 +120,7 @@ class Verdict(Shown):
     conditions: tuple[FailedCondition, ...] = ()
     sufficient_precision: str | None = None
     left_out: LeftOut = field(default=LeftOut(), repr=False)  # not empty: the answer is about the rest
-    moves_b: bool = True  # False: the transform is not one of B itself, which is bare or has further rows
+    moves_b: bool = True  # False: the transform is one of another form of B: with other heads, rows or shifts
 
     @property
     def transform(self) -> Transform | None:
@@ -219,14 +220,14 @@ def _equivalent(
     measure = partial(residuals, precision=precision, seed=seed, device=device)
     outputs = OutputComparison(*whole, precision, seed, device=device)
     if trunk is not None and trunk.hidden is not None:
-        width = 0 if stream_of(trunk.b).kind == "fixed" else stream_of(trunk.b).size
+        width = 0 if is_fixed(trunk.b) else trunk.b.arch.sizes.d_model
         outputs = OutputComparison(*trunk.hidden, precision, seed, products_of=width, device=device)
         a, b = trunk.a, trunk.b
     pair = _ModelPair(*with_same_tying(a, b), precision, seed, device, measure)
     report("comparing the weights as stored")
     settings = differing_settings(outputs.a, outputs.b)
     element = replace(pair.as_stored(), settings=settings)
-    obstacle = _settings_text(settings) if settings else _lost_gain_text(trunk)
+    obstacle = settings_text(settings) if settings else _lost_gain_text(trunk)
     if obstacle:
         element = replace(element, kind="none", transform=None, residuals=(), obstacle=obstacle)
     stored = element.residuals
@@ -242,8 +243,18 @@ def _equivalent(
         certain = worst_input(compared).ratio > CERTAIN_THRESHOLD
         unrelated = outputs.streamed and certain and pair.is_unrelated(element)
         element = replace(element, obstacle=UNRELATED) if unrelated else pair.attempt(pair.align_stored, element)
+    steps: tuple[str, ...] = ()
+    if not element.fits and element.transform is not None and find_witness(compared) is None:
+        stored_b, (pair, steps) = pair.b, pair.with_unit_shifts()
+        element = pair.attempt(partial(pair.align_stored, stored_b=stored_b), element) if steps else element
     if not element.fits and find_witness(compared) is None:
-        compared = outputs.with_row_probes(compared, element.differing_rows)
+        # A transform that does not fit spreads the difference of one row over all.
+        in_place = any(r.excess <= 1 for r in stored)
+        for rows in (
+            {n: rows for r in stored for n, rows in r.lines.items()} if in_place else {},
+            element.differing_rows,
+        ):
+            compared = outputs.with_row_probes(compared, rows)
     if not element.fits and find_witness(compared) is None:
         element = pair.attempt(pair.align_balanced, element)
     if not element.fits and find_witness(compared) is None:
@@ -252,7 +263,7 @@ def _equivalent(
     if not element.fits and find_witness(compared) is None:
         report("removing degeneracies")
         element = pair.attempt(pair.without_degeneracies, element)
-    element = replace(element, as_stored=stored)
+    element = replace(element, as_stored=stored, steps=steps + element.steps)
     if not element.fits and find_witness(compared) is None:
         report("searching for an input on which the outputs differ")
         compared = outputs.with_search(compared)
@@ -261,7 +272,7 @@ def _equivalent(
         compared = outputs.with_vocabulary(compared)
     if element.fits and find_witness(compared) is None and not _is_surely_identical(element, outputs.a, outputs.b):
         compared = outputs.as_named(compared)
-    found = decide(a, b, element, compared, coarsest_precision(a, b, precision=precision))
+    found = replace(decide(a, b, element, compared, coarsest_precision(a, b, precision=precision)), moves_b=not steps)
     return found if trunk is None else about_shared(found, trunk)
 
 
@@ -280,7 +291,7 @@ def about_shared(verdict: Verdict, trunk: TrunkPair) -> Verdict:
     evidence, transform = verdict.evidence, verdict.evidence.transform
     if trunk.heads and transform is not None:
         evidence = replace(evidence, transform=trunk.of_whole(transform, trunk.b))
-    applies = trunk.owner == 1 and not any("[" in name for name in trunk.left_out.b)
+    applies = verdict.moves_b and trunk.owner == 1 and not any("[" in name for name in trunk.left_out.b)
     return replace(verdict, reason=reason, evidence=evidence, left_out=trunk.left_out, moves_b=applies)
 
 
@@ -304,6 +315,13 @@ class _ModelPair:
         identity = Transform(self.b.arch.family, dict(self.b.arch.spaces))
         return TransformEvidence("identity", identity, self.residuals(self.a, self.b, identity))
 
+    def with_unit_shifts(self) -> tuple["_ModelPair", tuple[str, ...]]:
+        """Both models with a shift of one where the readers of a norm, without biases, do not hold constants on their
+        own in both: a shift without a mean is one of many, and other ones do not lead there. And notes on it."""
+        norms = unheld_norms(self.a, self.b, by_both=True)
+        a, b = (with_unit_shift(w, norms) for w in (self.a, self.b))
+        return replace(self, a=a, b=b), tuple(f"{c.norm.shift}: one in both" for c in norms.values())
+
     def is_unrelated(self, found: TransformEvidence) -> bool:
         """Whether no layer is close as stored, and no map of the stream brings embeddings and head close."""
         layers = [r.distance for r in found.residuals if r.layer is not None]
@@ -317,12 +335,13 @@ class _ModelPair:
         transform is too badly conditioned."""
         try:
             return step(found)
-        except (torch.linalg.LinAlgError, TransformError):  # type: ignore[attr-defined]
+        except (torch.linalg.LinAlgError, TransformError, VerificationError):  # type: ignore[attr-defined]
             return found
 
-    def align_stored(self, found: TransformEvidence) -> TransformEvidence:
-        """A transform from B to A as they are stored."""
-        return self.aligned("group", self.a, self.b)
+    def align_stored(self, found: TransformEvidence, stored_b: Weights | None = None) -> TransformEvidence:
+        """A transform from B to A as they are stored. `stored_b`: what B was before it got its present form, for the
+        rounding of its numbers; the transform sets all that was changed."""
+        return self.aligned("group", self.a, self.b, stored_b, before=_square_distance(found.residuals))
 
     def refined(self, found: TransformEvidence) -> TransformEvidence:
         """The transform after more sweeps; if it still does not fit, with a noise floor that includes the uncertainty
@@ -360,7 +379,9 @@ class _ModelPair:
             prepare(perturbed(w, rounding_units(w, self.precision), seed=s, zeros=False))
             for w, s in zip((self.a, self.b), seeds)
         )
-        return b, refine_transform(a, b, transform, self.device)
+        # Every sweep reads the copies, and noise is drawn for each reading: what fits in memory is kept meanwhile.
+        kept = a.resident(self.device), b.resident(self.device)
+        return b, refine_transform(*kept, transform, self.device)
 
     def without_degeneracies(self, found: TransformEvidence) -> TransformEvidence:
         """A transform between the two models after the freedom of larger groups was removed from both."""
@@ -389,10 +410,24 @@ class _ModelPair:
         better = replace(found, transform=transform, residuals=self.residuals(self.a, self.b, transform))
         return better if better.fits else found
 
-    def aligned(self, kind: Kind, a: Weights, b: Weights) -> TransformEvidence:
-        matcher = WeightMatching(scope="model")
-        found = align(b, to=a, matcher=matcher, dtype="float32", device=self.device, verify=False)
-        return TransformEvidence(kind, found.transform, self.residuals(a, b, found.transform))
+    def aligned(
+        self, kind: Kind, a: Weights, b: Weights, stored_b: Weights | None = None, before: float = 0.0
+    ) -> TransformEvidence:
+        """The best of the transforms that an alignment proposes, by the residuals that it leaves. Where the stream is
+        rotated, a second one is tried only if the first leaves no less than `before`."""
+        found: list[TransformEvidence] = []
+        for transform in transforms_by_descent(b, a, WeightMatching(), self.device):
+            left = self.residuals(a, b if stored_b is None else stored_b, transform)
+            found.append(TransformEvidence(kind, transform, left))
+            closer = _square_distance(left) < before and rotates_stream(transform, b.arch)
+            if closer or found[-1].fits:
+                break
+        return min(found, key=lambda each: _square_distance(each.residuals))
+
+
+def _square_distance(residuals: tuple[Residual, ...]) -> float:
+    """The sum over the spaces of ‖A − aligned B‖² / ‖A‖²."""
+    return sum(r.distance**2 for r in residuals)
 
 
 def _lost_gain_text(trunk: TrunkPair | None) -> str:
@@ -400,7 +435,8 @@ def _lost_gain_text(trunk: TrunkPair | None) -> str:
     return f"{gain} is zero in other places of A than of B, which no head can undo" if gain else ""
 
 
-def _settings_text(settings: Mapping[str, tuple[Any, Any]]) -> str:
+def settings_text(settings: Mapping[str, tuple[Any, Any]]) -> str:
+    """The first of the keys that differ, with both values, and how many more there are."""
     (key, (x, y)), more = next(iter(settings.items())), len(settings) - 1
     others = f" ({more} more keys differ)" if more else ""
     name = key if " " in key else f"config.json: {key}"
@@ -608,6 +644,17 @@ def _place(residual: Residual) -> str:
     return f"{where} ({residual.tensor}: {residual.ratio:.1e} × rounding)"
 
 
+def _agreement_text(compared: list[ComparedInput]) -> str:
+    """That outputs agree, or that rounding is so large on some input that they say nothing there."""
+    lost = max(compared, key=lambda c: c.lost)
+    if lost.lost <= MAX_ROUNDING:
+        return f"outputs agree on {len(compared)} inputs"
+    return (
+        f"outputs differ by {lost.difference:.1e} on an input ({lost.probe.label}), where rounding makes "
+        f"{lost.rounding:.1e}, so that they decide nothing"
+    )
+
+
 def _reason_unproven(
     evidence: TransformEvidence, compared: list[ComparedInput], failed: tuple[FailedCondition, ...]
 ) -> str:
@@ -615,7 +662,7 @@ def _reason_unproven(
     obstacle = evidence.obstacle or (
         f"no element found (closest: {worst.tensor}, {worst.ratio:.1e} × rounding)" if worst else "no element found"
     )
-    text = f"outputs agree on {len(compared)} inputs, but {obstacle}"
+    text = f"{_agreement_text(compared)}, but {obstacle}"
     if overflow is not None:
         return f"{obstacle}, and {_overflow_text(overflow)}; it can be the overflow of a re-scaled copy"
     if failed:

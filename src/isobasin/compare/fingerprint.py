@@ -9,6 +9,9 @@ that the second version of the format adds.
 
 The invariants are mixed over the layers with fixed signs and rounded to a quantum. Two fingerprints match if no entry
 differs by more than one quantum: numbers closer than a quantum are never rounded to entries two apart.
+
+A model whose head is tied to its embedding has the fingerprint of its copy with a head of its own. Versions before 0.2
+gave it one with another digest, of the model as it is stored.
 """
 
 import hashlib
@@ -17,27 +20,28 @@ import math
 import string
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from isobasin.alignment.experts import router_tensors
-from isobasin.arch import Architecture, Axis, HeadSpace, Space
+from isobasin.arch import Architecture, Axis, HeadSpace, Space, describe
+from isobasin.arguments import checks_arguments
 from isobasin.checkpoint import dtype_name
 from isobasin.compare.canonical import pair_weights
 from isobasin.compare.stream_frame import fixed_numbers, fixed_signs, joint_blocks, stream_rows, tables
 from isobasin.compare.uncertainty import Doubt, noise_of
 from isobasin.config_keys import unknown_settings
 from isobasin.display import Shown, Summary
-from isobasin.errors import IsobasinError
+from isobasin.errors import ArchitectureError, IsobasinError, with_article
 from isobasin.shapes import Float
 from isobasin.symmetries.attention import AttentionMatrices, attention_matrices, norm_gains, rotary_pairs
 from isobasin.symmetries.normal_form import MOVES, NormalForm, constant_axis, holding_constants, unit_rows
 from isobasin.symmetries.transform import scramble
 from isobasin.views import Tensors, View
-from isobasin.weights import ModelSource, Weights, load, read_part
+from isobasin.weights import ModelSource, Weights, load, read_part, untied
 
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 OUTLIER = 1000.0  # times the usual size of a weight: a number that copies may mix with the others
@@ -70,6 +74,7 @@ class Fingerprint(Shown):
     family: str
     digest: str
     entries: tuple[int, ...]
+    tied_digest: str = field(default="", compare=False)  # of the same model with head and embedding in one tensor
 
     def __str__(self) -> str:
         digits = (divmod(entry + _HALF, len(_DIGITS)) for entry in self.entries)
@@ -78,6 +83,7 @@ class Fingerprint(Shown):
         return ".".join((version, self.family, self.digest, text))
 
     @staticmethod
+    @checks_arguments
     def read(text: str) -> "Fingerprint":
         """Parse a fingerprint; the error says what is wrong with the string."""
         parts = text.strip().split(".")
@@ -96,22 +102,37 @@ class Fingerprint(Shown):
         entries = (high * len(_DIGITS) + low - _HALF for high, low in zip(numbers[::2], numbers[1::2]))
         return Fingerprint(parts[1], parts[2], tuple(entries))
 
+    @checks_arguments
     def steps(self, other: "Fingerprint") -> tuple[int, ...]:
         """The difference of each entry that both versions have, in quanta; empty if the two models have different
         shapes or settings."""
         if (self.family, self.digest) != (other.family, other.digest):
+            if self.digest == other.tied_digest or other.digest == self.tied_digest:
+                raise IsobasinError(
+                    "one of the two fingerprints was made before version 0.2, of a model whose head is tied to its "
+                    "embedding; make it again, or compare the models with `isobasin equal`"
+                )
             return ()
         return tuple(abs(x - y) for x, y in zip(self.entries, other.entries))
 
     def summary(self) -> Summary:
         """The string, and how it is compared."""
         how = "with matches(other), or isobasin fingerprint MODEL --compare; not by =="
-        return Summary(f"fingerprint of a {self.family} model", {"string": str(self), "compare": how})
+        return Summary(f"fingerprint of {with_article(self.family)} model", {"string": str(self), "compare": how})
 
-    def matches(self, other: "Fingerprint") -> bool:
-        """Whether both can belong to one orbit: the same shape, and no entry more than one quantum away."""
-        steps = self.steps(other)
+    @checks_arguments
+    def matches(self, other: "Fingerprint | ModelSource") -> bool:
+        """Whether both can belong to one orbit: the same shape, and no entry more than one quantum away. The other one
+        may be a fingerprint, its string, or a model."""
+        steps = self.steps(self._of(other))
         return bool(steps) and max(steps) <= 1
+
+    def _of(self, other: "Fingerprint | ModelSource") -> "Fingerprint":
+        if isinstance(other, Fingerprint):
+            return other
+        if isinstance(other, str) and other.split(".")[0] in VERSIONS:
+            return Fingerprint.read(other)
+        return _fingerprint(_form(load(other).resident(CPU), self), CPU)
 
 
 @dataclass(frozen=True)
@@ -141,11 +162,11 @@ def compare_fingerprints(x: Fingerprint, y: Fingerprint, errors: Sequence[float]
 
 
 def fingerprint_with_errors(
-    model: ModelSource, device: torch.device | None = None
+    model: ModelSource, device: torch.device | None = None, *, like: Fingerprint | None = None
 ) -> tuple[Fingerprint, tuple[float, ...]]:
     """The fingerprint, and how much a usual rounding of every weight of the file changes each entry, in quanta;
-    measured."""
-    weights = load(model).resident(device or CPU)
+    measured. `like`: the one that it will be compared with, which may be of a tied model and of an older version."""
+    weights = _form(load(model).resident(device or CPU), like)
     here = invariants(weights, device)
     errors = (here - invariants(_rounded(weights), device)).abs()
     for copy in _moved_copies(weights):
@@ -254,13 +275,37 @@ def _mixed_sizes(x: Tensor) -> Tensor:
 def fingerprint(model: ModelSource, device: torch.device | str | None = None) -> Fingerprint:
     """The fingerprint of a model, from its weights alone; one block in memory at a time, sums in float64."""
     place = torch.device(device or "cpu")
-    weights = load(model).resident(place)
-    return _quantised(weights, invariants(weights, place))
+    return _fingerprint(_form(load(model).resident(place)), place)
+
+
+def _fingerprint(weights: Weights, device: torch.device) -> Fingerprint:
+    return _quantised(weights, invariants(weights, device))
+
+
+def _form(weights: Weights, like: Fingerprint | None = None) -> Weights:
+    """The model with a head of its own, where it can have one; as it is stored, if such a fingerprint is asked for."""
+    if like is not None and like.digest == _digest(weights):
+        return weights
+    try:
+        return untied(weights)
+    except ArchitectureError:
+        return weights
+
+
+def _tied_digest(weights: Weights) -> str:
+    """The digest of the same model with its head tied to the embedding; empty where it can not be."""
+    config, shapes = {**weights.config, weights.family.tied_key: True}, weights.arch.stored_shapes()
+    try:
+        heads = weights.family.architecture(config).aliases
+        arch, names = describe(config, {name: shape for name, shape in shapes.items() if name not in heads})
+    except ArchitectureError:
+        return ""
+    return _digest(replace(weights, arch=arch, config=config, names=names))
 
 
 def _quantised(weights: Weights, entries: Tensor) -> Fingerprint:
     found = (entries / QUANTUM).round().clamp(-_HALF, _HALF - 1)
-    return Fingerprint(weights.arch.family, _digest(weights), tuple(int(x) for x in found))
+    return Fingerprint(weights.arch.family, _digest(weights), tuple(int(x) for x in found), _tied_digest(weights))
 
 
 def invariants(weights: Weights, device: torch.device | None = None) -> Tensor:

@@ -59,8 +59,12 @@ class Entries:
     draws: Float[Tensor, "draws rows columns others"]
 
     def judged(self, x: float) -> Judged:
-        """The worst entry of each row."""
+        """The worst entry of each row. A few draws of one entry may all be small by chance, in one of millions: its
+        variance is taken as at least what its row and its column have."""
         moved = self._moved()
+        if len(self.draws):
+            rows, columns = moved.mean((1, 2), keepdim=True), moved.mean(0, keepdim=True)
+            moved = torch.maximum(moved, rows * columns / moved.mean().clamp(min=1e-300))
         noise = (self.known + moved).clamp(min=1e-300)
         one = noise.new_ones(())
         n_draws = len(self.draws)

@@ -22,8 +22,10 @@ import torch
 from isobasin.alignment.trunk import trunk_pair
 from isobasin.arch import Architecture
 from isobasin.compare.averages import AverageCheck, PrunedCheck
+from isobasin.compare.confirmation import SAME_LINE, CastCheck, CopyCheck, LayersCheck, SumCheck
 from isobasin.compare.derivation import LEAST_ZEROS, Basis, Mixture, shows_average
 from isobasin.compare.distance import check_same_blocks
+from isobasin.compare.equivalence import settings_text
 from isobasin.compare.sketch import (
     NOT_COMPARABLE,
     Attempt,
@@ -42,8 +44,10 @@ from isobasin.compare.sketch import (
     stored_layers,
     with_heads_alike,
 )
+from isobasin.config_keys import differing_settings
 from isobasin.display import Shown, Summary, notebook_progress
 from isobasin.errors import ArchitectureError, IsobasinError
+from isobasin.symmetries.normal_form import norms_without_bias
 from isobasin.symmetries.transform import Transform
 from isobasin.weights import ModelSource, Weights, load
 from isobasin.workers import open_workers
@@ -66,6 +70,7 @@ AVERAGE_BESIDE = 1e-3
 AVERAGE_MOVED = 0.1
 AVERAGE_SHARE = 0.7  # what may be left of such an average before it is looked at closely
 AS_GOOD = 3.0  # averages that leave at most so many times as much as the best one are as good
+LEFT_OF_ROW = 0.5  # of the distance of a row to the nearest parent, or the usual one: a row of such an average
 MOST_CHECKS = 3  # averages of one model that are looked at closely
 
 Kind = Literal["copy", "cast", "merge", "pruned", "layers", "descendant", "relative", "undecided"]
@@ -86,6 +91,7 @@ NEAR = "near each other; weights do not show which came first"
 SAME_TRUNK = "equal in what both have: they differ in heads or in the vocabulary"
 SAME_MATRICES = "no difference in the numbers of matrices that were compared; they differ in others"
 SAME_MODEL = "equal fingerprints, and equal weights modulo symmetry up to rounding"
+SAME_FUNCTION = "equal fingerprints, and `isobasin equal` says same"
 
 
 @dataclass(frozen=True)
@@ -249,6 +255,8 @@ def lineage(
     if len(models) < 2:
         raise IsobasinError(f"a lineage of {len(models)} models: expected at least two")
     named = _names(models, names)
+    if isinstance(base, int) and not 0 <= base < len(models):
+        raise IsobasinError(f"base {base}: expected the number of a model, from 0 to {len(models) - 1}, or its name")
     base = named[base] if isinstance(base, int) else base and _name_of(base, models, named)
     if base is not None and base not in named:
         raise IsobasinError(f"base {base!r} is none of the models ({', '.join(named)}); name one of them")
@@ -429,12 +437,15 @@ class _Search:
         return _connected(range(len(self.sources)), self._alike)
 
     def _alike(self, i: int, j: int) -> bool:
+        i, j = min(i, j), max(i, j)
         a, b = self.weights[i], self.weights[j]
         if a.arch.family != b.arch.family or a.arch.sizes.n_layers != b.arch.sizes.n_layers:
             return False
         try:
             trunk_pair(*with_heads_alike(a, b), largest_group=True)
-        except ArchitectureError:
+        except ArchitectureError as error:
+            if a.arch.shapes == b.arch.shapes:  # a setting differs
+                self._note_failed(i, j, reason_of(error))
             return False
         except NOT_COMPARABLE as error:
             self._note_failed(i, j, reason_of(error))
@@ -545,30 +556,79 @@ class _Search:
             near = sorted(
                 (float(basis.distances[k, o]), o)
                 for o in kept
-                if (self._rounded_alike(i, order[o]) if one_basis[o] else self._same(basis, order, k, o))
+                if (self._rounded_alike(i, order[o]) if one_basis[o] else self._may_be_same(basis, order, k, o))
             )
-            if not near or (len(near) > 1 and near[0][0] > CLEAR * near[1][0]):
-                kept.append(k)
+            # Sampled numbers can agree with those of several models in one basis: all numbers decide.
+            near = [(d, o) for d, o in near if not one_basis[o] or self._is_copy(i, order[o], family)]
+            clear = near and not (len(near) > 1 and near[0][0] > CLEAR * near[1][0])
+            if not clear or not (one_basis[near[0][1]] or self._is_copy(i, order[near[0][1]], family)):
+                if not self._is_turned_copy(basis, order, k, kept):
+                    kept.append(k)
                 continue
             distance, o = near[0]
             if one_basis[o] and distance > 0:
-                self._add("cast", [order[o]], i, distance, f"every number is rounded to {self.sketches[i].dtype}")
+                sketch = self.sketches[i]
+                rest = "" if sketch.dtype == sketch.narrowest else f", or as it was in {sketch.dtype}"
+                self._add("cast", [order[o]], i, distance, f"every number is rounded to {sketch.narrowest}{rest}")
             else:
-                self._add("copy", [order[o]], i, distance, SAME_MODEL if distance else SAME_NUMBERS)
+                close = SAME_MODEL if self._same(basis, order, k, o) else SAME_FUNCTION
+                self._add("copy", [order[o]], i, distance, SAME_NUMBERS if one_basis[o] else close)
         return kept
 
+    def _is_copy(self, i: int, j: int, family: _Family) -> bool:
+        """Whether a model is a copy of another one, or a cast of it in one basis, by all of their numbers."""
+        check: CastCheck | CopyCheck
+        if _one_basis(family, i, j):
+            check = CastCheck(self.sources[i], self.sources[j], getattr(torch, self.sketches[i].narrowest))
+        else:
+            moved = family.moved_by[i], family.moved_by[j]
+            check = CopyCheck(self.sources[i], self.sources[j], moved, self._rounding(i, j))
+        return self._confirmed(check, i, j)
+
+    def _is_turned_copy(self, basis: Basis, order: Sequence[int], k: int, kept: Sequence[int]) -> bool:
+        """Add the edge of a model that is a copy of one of these, though not in the basis of the family: both were
+        moved next to a third model, or by symmetries so little that they seem to be in one basis."""
+        i = order[k]
+        for o in kept:
+            j, rounding = order[o], self._rounding(i, order[o])
+            a, b = self.sketches[i], self.sketches[j]
+            if basis.distances[k, o] <= SAME_TENSOR * rounding or not a.fingerprint.matches(b.fingerprint):
+                continue
+            (moved,) = self.run.attempts([MoveTo((self.sources[i],), self.sources[j], always=True)])
+            if self._noted(moved, i, j) or moved is None:
+                continue
+            transforms = moved.transform, None
+            if self._confirmed(CopyCheck(self.sources[i], self.sources[j], transforms, rounding), i, j):
+                distance = float(Basis((b.numbers, moved.numbers[0])).distances[0, 1])
+                self._note(i, j, agreement(b.numbers, moved.numbers[0]), distance)
+                self._add("copy", [j], i, distance, SAME_MODEL)
+                return True
+        return False
+
+    def _confirmed(self, check: Callable[[], bool], *models: int) -> bool:
+        """The answer of a check; a check that can not be made confirms nothing."""
+        (result,) = self.run.attempts([check])
+        return not self._noted(result, *models) and bool(result)
+
+    def _may_be_same(self, basis: Basis, order: Sequence[int], k: int, o: int) -> bool:
+        """The same for models in different bases: up to rounding, or with shifts that hold no constants, where numbers
+        do not show it."""
+        a, b = (self.sketches[order[each]].fingerprint for each in (k, o))
+        return self._same(basis, order, k, o) or (bool(norms_without_bias(self.arch(order[k]))) and a.matches(b))
+
     def _rounded_alike(self, i: int, j: int) -> bool:
-        """Whether a model has exactly the numbers of another one of the same or a wider type, rounded to its own."""
+        """Whether a model has exactly the numbers of another one of the same or a wider type, rounded to its own; some
+        may be kept in a wider type."""
         a, b = self.sketches[i], self.sketches[j]
-        dtype = getattr(torch, a.dtype)
+        dtype = getattr(torch, a.narrowest)
         pairs = [
             (x, y[n]) for xs, y in ((a.numbers, b.numbers), (a.vectors, b.vectors)) for n, x in xs.items() if n in y
         ]
-        alike = all(torch.equal(x, y.to(dtype).to(x.dtype)) for x, y in pairs)
+        alike = all(any(torch.equal(x, y.to(t).to(x.dtype)) for t in (dtype, x.dtype)) for x, y in pairs)
         return alike and bool(a.fingerprint.steps(b.fingerprint))
 
     def _same(self, basis: Basis, order: Sequence[int], k: int, o: int) -> bool:
-        """The same for models in different bases: up to rounding."""
+        """Whether the numbers that were compared, in one basis, are the same up to rounding."""
         i, j = order[k], order[o]
         a, b = self.sketches[i], self.sketches[j]
         rounding = self._rounding(i, j)
@@ -581,15 +641,16 @@ class _Search:
         """Add the edges of pruned models: zeros where the parent has none, and the parent's numbers elsewhere."""
         found = set()
         for k in (k for k in kept if self.sketches[order[k]].zero_share >= LEAST_ZEROS):
-            parents = []
+            parents, elsewhere = [], False
             for o in kept:
                 new, old, rest = basis.new_zeros(k, o) if o != k else (0.0, 1.0, 1.0)
                 if new >= LEAST_ZEROS and old == 0 and rest <= self._rounding(order[k], order[o]):
                     parents.append((new, o))
             if not parents:
-                parents = self._pruned_elsewhere(basis, order, kept, k, family)
-            if parents:
-                new, o = min(parents)
+                parents, elsewhere = self._pruned_elsewhere(basis, order, kept, k, family), True
+            new, o = min(parents, default=(0.0, k))
+            rounding = self._rounding(order[k], order[o])
+            if parents and (elsewhere or self._is_sum(order[k], [order[o]], (1.0,), rounding, family, zeros=True)):
                 evidence = f"{new:.0%} of its numbers are zero where the parent's are not, the others are the parent's"
                 self._add("pruned", [order[o]], order[k], float(basis.distances[k, o]), evidence)
                 found.add(k)
@@ -604,7 +665,11 @@ class _Search:
         nearest = sorted(others, key=lambda o: float(basis.distances[k, o]))[:MOST_CHECKS]
         results = self.run.attempts([PrunedCheck(self.sources[i], self.sources[order[o]]) for o in nearest])
         made = [(o, found) for o, found in zip(nearest, results, strict=True) if not self._noted(found, i, order[o])]
-        return [(found.zeros, o) for o, found in made if found.left <= self._rounding(i, order[o])]
+        return [
+            (found.zeros, o)
+            for o, found in made
+            if found.left <= (rounding := self._rounding(i, order[o])) and found.largest <= SAME_LINE * rounding
+        ]
 
     # -- averages ---------------------------------------------------------------------------------------------------
 
@@ -622,12 +687,14 @@ class _Search:
                     close.setdefault(k, []).append(mixture)
                 if k in exact and len(mixture.parents) > len(exact[k][0].parents):
                     break
-        self._check_averages(order, exact, close, family)
+        checked = self._check_averages(order, exact, close, family)
         for k, mixtures in exact.items():
             least = min(mixture.residual for mixture in mixtures)
             as_good = [m for m in mixtures if m.residual <= AS_GOOD * least + SAME_LEAST / 10]
             best = min(as_good, key=partial(_order_of_average, basis=basis, averages=set(exact)))
             parents = [order[o] for o in best.parents]
+            if k not in checked and not self._is_average(order[k], parents, best, family):
+                continue
             evidence = f"leaves {best.residual:.1e} of it; the nearest parent is {best.nearest:.1e} away"
             if best.residual > max(SAME_LEAST, self._rounding(order[k], *parents)):
                 evidence += "; a near relative of a parent would do as well"
@@ -635,6 +702,25 @@ class _Search:
             if not shown:
                 evidence += f"; or {' or '.join(self.names[p] for p in parents)} is an extrapolation of the others"
             self._add("merge", parents, order[k], best.residual, evidence, weights=best.weights, directed=shown)
+
+    def _is_average(self, child: int, parents: Sequence[int], found: Mixture, family: _Family) -> bool:
+        """Whether all rows of a model are those of an average."""
+        rounding = max(SAME_LEAST / 10, *(self.sketches[i].unit for i in (child, *parents)))
+        return self._is_sum(child, parents, found.weights, rounding, family)
+
+    def _is_sum(
+        self,
+        child: int,
+        parents: Sequence[int],
+        weights: Sequence[float],
+        rounding: float,
+        family: _Family,
+        **more: Any,
+    ) -> bool:
+        sources = tuple(self.sources[p] for p in parents)
+        moved = tuple(family.moved_by[i] for i in (child, *parents))
+        check = SumCheck(self.sources[child], sources, tuple(weights), moved, rounding, **more)
+        return self._confirmed(check, child, *parents)
 
     def _shows_average(self, child: int, parents: Sequence[int], weights: Sequence[float], family: _Family) -> bool:
         """Whether rounding shows which model was computed from the others. It does so only in the basis that they were
@@ -653,16 +739,20 @@ class _Search:
         exact: dict[int, list[Mixture]],
         close: Mapping[int, Sequence[Mixture]],
         family: _Family,
-    ) -> None:
-        """Look closely at averages of models that are stored in several bases: align their parents to what they add."""
+    ) -> set[int]:
+        """Look closely at averages of models that are stored in several bases: align their parents to what they add.
+        The models for which that found one."""
+        checked: set[int] = set()
         tasks = [(k, m) for k, ms in close.items() if k not in exact for m in ms[:MOST_CHECKS]]
         checks = [self._average_check(order, k, m, family) for k, m in tasks]
         for (k, mixture), check, result in zip(tasks, checks, self.run.attempts(checks), strict=True):
             if self._noted(result, *(order[o] for o in (k, *mixture.parents))):
                 continue
-            weights, residual = result
-            if residual <= (AVERAGE_MOVED if check.scattered else AVERAGE_BESIDE) * mixture.nearest:
-                exact.setdefault(k, []).append(replace(mixture, weights=weights, residual=residual))
+            near = result.residual <= (AVERAGE_MOVED if check.scattered else AVERAGE_BESIDE) * mixture.nearest
+            if near and result.largest_row <= LEFT_OF_ROW:
+                exact.setdefault(k, []).append(replace(mixture, weights=result.weights, residual=result.residual))
+                checked.add(k)
+        return checked
 
     def _average_check(self, order: Sequence[int], k: int, mixture: Mixture, family: _Family) -> AverageCheck:
         """Of copies, those take part that are stored in one basis: best the model with one of its parents."""
@@ -757,8 +847,13 @@ class _Search:
         repeated = repeats_layers(deep.numbers[j], self.arch(j), found.layers)  # then it may be made of the shorter one
         of = f"layers {kept} of {self.arch(j).sizes.n_layers}"
         equal = exact and distance <= self._rounding(j, found.model)
+        if equal and not found.moved:
+            check = LayersCheck(
+                self.sources[found.model], self.sources[j], found.layers, self._rounding(j, found.model)
+            )
+            equal = self._confirmed(check, found.model, j)
         if equal and not repeated:
-            evidence = f"the weights of {of}, in their order"
+            evidence = f"the {'sampled ' if found.moved else ''}weights of {of}, in their order"
             self._add("layers", [j], found.model, distance, evidence, layers=found.layers)
         elif distance < 1:
             repeats = f"equal to {of}; the others repeat these: either may be made of the other"
@@ -784,8 +879,7 @@ class _Search:
                 continue
             known = notes.get((i, j)) or notes.get((j, i))
             if known is None:
-                same = distance <= self._rounding(i, j) and not self._has_same_tensors(i, j)
-                evidence = SAME_TRUNK if same else NEAR if distance else SAME_MATRICES
+                evidence = self._evidence_of_relatives(i, j, distance)
                 more = f"; not compared further: {self.failed[i, j]}" if (i, j) in self.failed else ""
                 self._add("relative", [i], j, distance, evidence + more)
             else:
@@ -793,6 +887,19 @@ class _Search:
         self._point_away_from_base(parts, number)
         self._note_undecided(parts)
         return parts.numbers()
+
+    def _evidence_of_relatives(self, i: int, j: int, distance: float) -> str:
+        if distance > self._rounding(i, j):
+            return NEAR
+        if not self._has_same_tensors(i, j):
+            return SAME_TRUNK
+        try:
+            settings = differing_settings(self.weights[i], self.weights[j])
+        except NOT_COMPARABLE:
+            settings = {}
+        if settings:
+            return f"near each other, and their settings differ: {settings_text(settings)}"
+        return NEAR if distance else SAME_MATRICES
 
     def _has_same_tensors(self, i: int, j: int) -> bool:
         a, b = ({name: len(x) for name, x in self.sketches[k].numbers.items()} for k in (i, j))

@@ -16,6 +16,7 @@ from isobasin.errors import ArchitectureError
 from isobasin.rounding import perturbed, rounding_units
 from isobasin.runtime import (
     CPU,
+    SMALLEST_SIZE,
     Inputs,
     Runner,
     max_length,
@@ -156,6 +157,12 @@ class ComparedInput:
         return self.difference / max(self.rounding, 1e-30)
 
     @property
+    def lost(self) -> float:
+        """The share of the larger outputs of the two that rounding causes."""
+        a, b = (float(x[x.isfinite()].abs().max()) if bool(x.isfinite().any()) else 0.0 for x in (self.a, self.b))
+        return self.rounding * max(a, SMALLEST_SIZE) / max(a, b, SMALLEST_SIZE)
+
+    @property
     def inputs(self) -> Inputs:
         return self.probe.inputs
 
@@ -215,7 +222,15 @@ class OutputComparison:
 
     def _run(self, runner: Runner, inputs: Sequence[Inputs]) -> list[Tensor]:
         found = runner.run(inputs)
-        return [_inner_products(x, self.products_of) for x in found] if self.products_of else found
+        if not self.products_of:
+            return found
+        return [self._inner_products(x, each) for x, each in zip(found, inputs, strict=True)]
+
+    def _inner_products(self, states: Tensor, inputs: Inputs) -> Tensor:
+        """The inner products of all states of one stream, flat. Those of a decoder come first."""
+        rows = states.reshape(-1, self.products_of)
+        n_first = inputs["decoder_input_ids"].shape[-1] if len(self.a.arch.streams) > 1 else len(rows)
+        return torch.cat([(each @ each.mT).flatten() for each in rows.tensor_split([n_first])])
 
     def compare(self, probes: Sequence[Probe]) -> list[ComparedInput]:
         """Differences and noise floors. Inputs on which something is not finite are run again in float64: only there
@@ -350,12 +365,6 @@ def _overflow(finite: tuple[bool, bool], types: tuple[torch.dtype, torch.dtype])
     return f"the outputs of {lost} are not finite, where those of {kept} are"
 
 
-def _inner_products(states: Tensor, width: int) -> Tensor:
-    """The inner products of all states of one input, flat."""
-    rows = states.reshape(-1, width)
-    return (rows @ rows.mT).flatten()
-
-
 def worst_input(compared: list[ComparedInput]) -> ComparedInput:
     """The input on which the outputs differ most relative to the noise floor."""
     return max(compared, key=lambda c: c.ratio)
@@ -365,6 +374,6 @@ def find_witness(compared: list[ComparedInput]) -> ComparedInput | None:
     """The worst input, if its difference is far above the noise floor. Where rounding destroys the outputs, none; and
     none where outputs of one model are not finite in float32 alone: the other may be the same function with another
     scale inside."""
-    usable = [c for c in compared if c.rounding <= MAX_ROUNDING and (isfinite(c.difference) or c.dtype == "float64")]
+    usable = [c for c in compared if c.lost <= MAX_ROUNDING and (isfinite(c.difference) or c.dtype == "float64")]
     worst = worst_input(usable) if usable else None
     return worst if worst and worst.ratio > WITNESS_THRESHOLD else None

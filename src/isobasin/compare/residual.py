@@ -12,7 +12,7 @@ How large a multiple is allowed follows from the distribution of the noise (`lim
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ ARITHMETIC = 2.0**-48  # relative error of a moved weight that float64 arithmeti
 MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may cost without being noticed
 DRAWS, FEW_DRAWS = 8, 4  # perturbed copies of a tensor, and of one that is large
 LARGE_TENSOR = 2**20  # numbers
+KEPT_BYTES = 24  # of a perturbed copy that is kept while the residuals of its block are computed: a few float64 numbers
 CHUNK, DEVICE_CHUNK = 2**18, 2**24  # numbers processed at once: larger pieces fragment the heap of the host
 NOT_ZERO = 1e-10  # numbers of a table that is not next to zero
 MAX_ROWS = 4  # rows of a table that are named as those that differ most
@@ -106,7 +107,6 @@ def residuals(
     uncertainty of the transform itself.
     """
     units_a, units_b = (rounding_units(model, precision) for model in (a, b))
-    pair = _AlignedPair(a, b, transform, tuple(refits), units_a, units_b, seed, device)
     blocks = block_tensors(a.arch)
     moved = {name for names in blocks.values() for name in names}
     blocks[OUTPUTS] = tuple(n for n, p in a.arch.tensors.items() if not p.buffer and n not in moved)
@@ -114,6 +114,9 @@ def residuals(
     for name, names in blocks.items():
         space = a.arch.spaces.get(name)
         kind, layer = (space.label, space.layer) if space else (name, None)
+        numbers = sum(torch.Size(a.arch.shapes[n]).numel() for n in names)
+        kept = KEPT_BYTES * DRAWS * numbers <= a.memory
+        pair = _AlignedPair(a, b, transform, tuple(refits), units_a, units_b, seed, device, kept)
         if names:
             found.append(_space_residual(kind, layer, {n: _tensor_residual(pair, n) for n in names}))
     return tuple(found)
@@ -198,6 +201,7 @@ class _AlignedPair:
     units_b: Mapping[str, Rounding]
     seed: int
     device: torch.device
+    kept: bool  # whether perturbed copies stay in memory: one tensor depends on others of its block
 
     def lines(self, name: str, x: float) -> tuple[Lines, Lines, Judged, Tensor]:
         """The rows of a tensor, its columns, the worst entry of each row, and the squares of A's rows."""
@@ -220,22 +224,40 @@ class _AlignedPair:
         for number, (piece, *copies) in enumerate(zip(slices(self.b, symmetry(self.b.arch), name), *refits)):
             here = self.transform.apply(piece, device=self.device)[name]
             if self.refits:
-                moved = [t.apply(x, device=self.device)[name] for x, (_, t) in zip(copies, self.refits)]
+                moved = [self._refitted(copy, k)[name] for k, copy in enumerate(copies)]
             else:
                 moved = [self._perturbed(piece, name, number, k) for k in range(n_draws)]
             reference, here, *moved = map(torch.atleast_1d, (reference, here, *moved))  # of a single number
             sides = (reference[start : start + len(here)], here, *moved)
             start += len(here)
             chunk = CHUNK if self.device.type == "cpu" else DEVICE_CHUNK
-            step = max(1, chunk * len(here) // max(1, here.numel()))
-            for few in zip(*(side.split(step) for side in sides)):
+            # of about the same number of rows: the columns of a last few rows would have too few draws
+            n_parts = min(len(here), -(-here.numel() // chunk)) or 1
+            for few in zip(*(side.tensor_split(n_parts) for side in sides)):
                 t, h, *others = (_by_axes(side.to(self.device, torch.float64)) for side in few)
                 yield t, h, torch.stack([n - h for n in others]) if others else h.new_zeros(0, *h.shape)
 
     def _perturbed(self, piece: Weights, name: str, number: int, draw: int) -> Tensor:
         """Perturbed rows of B, moved; each piece and each draw has its own noise."""
+        if piece is self.b:
+            return self._moved_copies[draw][name]
         seed = self.seed + 7919 * number + 104_729 * draw
         return self.transform.apply(perturbed(piece, self.units_b, seed=seed), device=self.device)[name]
+
+    def _refitted(self, piece: Weights, k: int) -> Weights:
+        copy, transform = self.refits[k]
+        return self._moved_refits[k] if piece is copy else transform.apply(piece, device=self.device)
+
+    @cached_property
+    def _moved_refits(self) -> list[Weights]:
+        return [transform.apply(copy, device=self.device, kept=self.kept) for copy, transform in self.refits]
+
+    @cached_property
+    def _moved_copies(self) -> list[Weights]:
+        """B perturbed and moved, once for each draw."""
+        seeds = [self.seed + 104_729 * draw for draw in range(DRAWS)]
+        copies = [perturbed(self.b, self.units_b, seed=seed) for seed in seeds]
+        return [self.transform.apply(copy, device=self.device, kept=self.kept) for copy in copies]
 
 
 def _arithmetic(t: Tensor, h: Tensor) -> Tensor:

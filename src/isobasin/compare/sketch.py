@@ -20,6 +20,7 @@ from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.problem import AlignmentProblem
 from isobasin.alignment.trunk import trunk_pair
 from isobasin.arch import Architecture
+from isobasin.checkpoint import dtype_name
 from isobasin.compare.distance import check_same_blocks, layer_similarities, pairs_by_depth, stream_maps
 from isobasin.compare.fingerprint import Fingerprint, fingerprint
 from isobasin.compare.stream_frame import fixed_bits, stream_rows
@@ -44,7 +45,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sketch:
-    """What tells a model from others; `unit` is the rounding of the coarsest of its types."""
+    """What tells a model from others; `narrowest` is the coarsest of its types, `unit` its rounding, `dtype` the widest
+    type."""
 
     numbers: Numbers
     vectors: Numbers  # biases and gains, of the tensors with one axis
@@ -52,6 +54,7 @@ class Sketch:
     grams: tuple[Tensor, ...]
     unit: float
     dtype: str
+    narrowest: str
 
     @property
     def zero_share(self) -> float:
@@ -70,9 +73,9 @@ class SketchOf:
         weights = load(self.source).resident(CPU)
         part = read_part(weights)
         types = [dtype for name, dtype in part.dtypes.items() if not part.arch.tensors[name].buffer]
-        widest = str(weights.dtype).removeprefix("torch.")
+        widest, narrowest = (dtype_name(each) for each in (weights.dtype, max(types, key=rounding_unit)))
         unit = max(map(rounding_unit, types))
-        return Sketch(sampled(part), vectors(part), fingerprint(weights), table_grams(part), unit, widest)
+        return Sketch(sampled(part), vectors(part), fingerprint(weights), table_grams(part), unit, widest, narrowest)
 
 
 @dataclass(frozen=True)

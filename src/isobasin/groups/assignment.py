@@ -77,15 +77,19 @@ def assign_grouped(cost: Float[Tensor, "rows columns"], n_groups: int) -> Groupe
     if n_groups < 1 or n_heads % n_groups:
         raise IsobasinError(f"{n_heads} query heads in {n_groups} kv groups: expected a divisor of {n_heads}")
     size = n_heads // n_groups
+    device, cost = cost.device, cost.detach().to("cpu", torch.float64)
     # blocks[g, k] holds the costs between the query heads of A's group g and of B's group k
     blocks = cost.reshape(n_groups, size, n_groups, size).transpose(1, 2)
-    inner = torch.stack([torch.stack([assign(block) for block in row]) for row in blocks])
+    if size == 1:
+        inner = torch.zeros(n_groups, n_groups, 1, dtype=torch.int64)
+    else:
+        inner = torch.stack([torch.stack([assign(block) for block in row]) for row in blocks])
     # gather, then sum: the total of each inner problem at its own optimum
     totals = blocks.gather(-1, inner.unsqueeze(-1)).sum((-1, -2))
     groups = assign(totals)
-    rows = torch.arange(n_groups, device=cost.device)
+    rows = torch.arange(n_groups)
     heads = groups.unsqueeze(-1) * size + inner[rows, groups]
-    return GroupedAssignment(groups, heads.reshape(-1), float(totals[rows, groups].sum()))
+    return GroupedAssignment(groups.to(device), heads.reshape(-1).to(device), float(totals[rows, groups].sum()))
 
 
 def best_permutation(benefit: Float[Tensor, "n n"]) -> Int[Tensor, " n"]:
@@ -150,7 +154,7 @@ def assign_certified(
     nothing = np.zeros(n)
     best, favourite = (found.cpu().numpy() for found in benefit.max(1))
     free = _bound(best.astype(np.float64), nothing, benefit.dtype)
-    if len(np.unique(favourite)) == n:  # nobody wants another's column: optimal, at prices of zero
+    if np.bincount(favourite).max() == 1:  # nobody wants another's column: optimal, at prices of zero
         return _result(benefit, favourite, free, 0)
     if n <= dense_below:
         match = _dense(benefit.cpu().numpy(), maximize=True)
@@ -164,7 +168,7 @@ def assign_certified(
     if kept.gap <= tolerance:
         return kept
     keys, prices = _auction(benefit, shortlist)
-    return _solve_and_price(benefit, np.union1d(keys, np.arange(n) * n + begin), prices, free, tolerance)
+    return _solve_and_price(benefit, _united(keys, np.arange(n) * n + begin), prices, free, tolerance)
 
 
 def upper_bound(benefit: Float[Tensor, "n n"], prices: Reals) -> float:
@@ -194,7 +198,7 @@ def _solve_and_price(benefit: Tensor, keys: Indices, prices: Reals, bound: float
             return found
         # twice as many each time: rows with many equally good columns would take them in by drops
         better = _better_pairs(benefit, graph, match, prices, best, SHORTLIST * 2 ** (rounds - 1))
-        wider = np.union1d(keys, better)
+        wider = _united(keys, better)
         if len(wider) == len(keys):
             return found
         keys = wider
@@ -216,7 +220,7 @@ def _better_pairs(benefit: Tensor, graph: "_Graph", match: Indices, prices: Real
 def _trial_prices(benefit: Tensor, shortlist: "_Shortlist", match: Indices) -> Reals:
     """Prices that show a given permutation to be good, if they exist on the shortlists and are found soon."""
     n = len(benefit)
-    keys = np.union1d(_pairs(n, np.arange(n), shortlist.columns), np.arange(n) * n + match)
+    keys = _united(_pairs(n, np.arange(n), shortlist.columns), np.arange(n) * n + match)
     return _dual_prices(_graph(benefit, keys), match, np.zeros(n), limit=100)
 
 
@@ -274,7 +278,7 @@ def _auction(benefit: Tensor, shortlist: _Shortlist) -> tuple[Indices, Reals]:
         match[owner[prize][owner[prize] >= 0]] = -1
         owner[prize], match[winner], prices[prize] = winner, prize, bid[won]
     match = _completed(benefit, match, np.flatnonzero(owner < 0))
-    return np.union1d(_pairs(n, np.arange(n), shortlist.columns), np.arange(n) * n + match), prices
+    return _united(_pairs(n, np.arange(n), shortlist.columns), np.arange(n) * n + match), prices
 
 
 def _completed(benefit: Tensor, match: Indices, free: Indices) -> Indices:
@@ -305,6 +309,12 @@ def _graph(benefit: Tensor, keys: Indices) -> _Graph:
 def _pairs(n: int, rows: Indices, columns: Indices) -> Indices:
     """Keys row · n + column of every row with each of its columns."""
     return (rows[:, None] * n + columns).ravel()
+
+
+def _united(x: Indices, y: Indices) -> Indices:
+    """The keys of both, ascending; `numpy.union1d` hashes them, which takes several times as long."""
+    keys = np.sort(np.concatenate([x, y]))
+    return keys[np.diff(keys, prepend=-1) > 0]
 
 
 def _match(graph: _Graph, prices: Reals) -> Indices:

@@ -233,7 +233,7 @@ class Group(ABC):
         raise IsobasinError(f"{self} has no continuous parameters")
 
     def centre(self) -> Tensor | None:
-        """For rotations the matrix that parameters begin from, at first the identity: learning begins anew after every
+        """For rotations the matrix that parameters begin from, at first the identity: learning restarts after every
         step, so that a step turns by the same angle wherever the element is. Other parameters have no centre.
         """
         return None

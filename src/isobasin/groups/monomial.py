@@ -233,7 +233,7 @@ class MonomialGroup(Group):
             case "signs":
                 index = best_permutation(overlap.permuted + overlap.self_dual.abs())
                 kept = _chosen(overlap.self_dual, index)
-                return Monomial(index.cpu(), torch.where(kept < 0, -1.0, 1.0).to(FLOAT))
+                return Monomial(index.cpu(), torch.where(kept < 0, -1.0, 1.0).to("cpu", FLOAT))
             case "positive" | "nonzero":
                 return self._scaled(overlap)
 
@@ -258,14 +258,13 @@ class MonomialGroup(Group):
         benefit += overlap.permuted  # in place: the tables of a wide layer are what a sweep needs most memory for
         index = best_permutation(benefit)
         p, q, t = (_chosen(m, index).to(FLOAT) for m in (overlap.primal, overlap.dual, overlap.signed))
-        u, d = (s[index].cpu().to(FLOAT) for s in (overlap.primal_size, overlap.dual_size))
-        index = index.cpu()
-        plus = best_scales(u, d, p, q, signs=False)
-        if not signs:
-            return Monomial(index, plus)
-        minus = -best_scales(u, d, -p, -q, signs=False)
-        better = scale_cost(u, d, p, q, minus) + 2 * t < scale_cost(u, d, p, q, plus) - 2 * t
-        return Monomial(index, torch.where(better, minus, plus))
+        u, d = (s[index].to(FLOAT) for s in (overlap.primal_size, overlap.dual_size))
+        scale = best_scales(u, d, p, q, signs=False)
+        if signs:
+            minus = -best_scales(u, d, -p, -q, signs=False)
+            better = scale_cost(u, d, p, q, minus) + 2 * t < scale_cost(u, d, p, q, scale) - 2 * t
+            scale = torch.where(better, minus, scale)
+        return Monomial(index.cpu(), scale.cpu())
 
     def _assign(self, gain: Tensor) -> Tensor:
         if not self.permute:
@@ -287,8 +286,8 @@ class MonomialGroup(Group):
 
 
 def _chosen(table: Float[Tensor, "n n"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The entries of the pairs that an assignment chose; the table stays where it is."""
-    return table.gather(1, index[:, None])[:, 0].cpu()
+    """The entries of the pairs that an assignment chose."""
+    return table.gather(1, index[:, None])[:, 0]
 
 
 def Permutation(n: int) -> MonomialGroup:
@@ -308,6 +307,7 @@ def Trivial(n: int) -> MonomialGroup:
 
 _REACH = 6.0  # in log s, either way
 _STEPS = 97
+_POLISHING = 30
 
 
 def best_scales(
@@ -319,7 +319,7 @@ def best_scales(
     A dead unit, without rows or without columns, takes the scale that is best for what it has; an empty one keeps 1.
     """
     start = torch.log((d / u).clamp(1e-8, 1e8)) / 4  # where B is balanced
-    grid = start + torch.linspace(-_REACH, _REACH, _STEPS, dtype=u.dtype)[:, None]
+    grid = start + torch.linspace(-_REACH, _REACH, _STEPS, dtype=u.dtype, device=u.device)[:, None]
     candidates = [(sign, *_best(u, d, sign * p, sign * q, grid)) for sign in ((1.0, -1.0) if signs else (1.0,))]
     scale, least = candidates[0][1].exp(), candidates[0][2]
     for sign, t, cost in candidates[1:]:
@@ -339,14 +339,18 @@ def _of_dead(u: Tensor, d: Tensor, p: Tensor, q: Tensor, *, signs: bool) -> Tens
 
 def _best(u: Tensor, d: Tensor, p: Tensor, q: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
     t = grid.gather(0, scale_cost(u, d, p, q, grid.exp()).argmin(0)[None])[0]
-    for _ in range(30):
+    cost = scale_cost(u, d, p, q, t.exp())
+    for _ in range(_POLISHING):
         s = t.exp()
         slope = 2 * u * s**2 - 2 * p * s - 2 * d / s**2 + 2 * q / s
         bend = 4 * u * s**2 - 2 * p * s + 4 * d / s**2 - 2 * q / s
         step = (slope / bend.abs().clamp_min(1e-300)).clamp(-0.1, 0.1)
-        better = scale_cost(u, d, p, q, (t - step).exp()) <= scale_cost(u, d, p, q, s)
-        t = torch.where(better, t - step, t)
-    return t, scale_cost(u, d, p, q, t.exp())
+        after = scale_cost(u, d, p, q, (t - step).exp())
+        better = after <= cost
+        if bool((torch.where(better, t - step, t) == t).all()):  # every unit has settled
+            break
+        t, cost = torch.where(better, t - step, t), torch.where(better, after, cost)
+    return t, cost
 
 
 def scale_cost(u: Tensor, d: Tensor, p: Tensor, q: Tensor, s: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from isobasin.groups.group import FLOAT, TOLERANCE, DifferentiableElement, Eleme
 from isobasin.shapes import Complex, Float, Int
 
 COMPLEX = torch.complex128
+LARGEST = 1e30  # |u| and 1 / |u|: heads may have queries of any size that float32 holds, beside keys of any size
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +127,7 @@ class RotaryCommutant(Group):
         if not isinstance(element, Phases) or (element.n, element.interleaved) != (self.n, self.interleaved):
             return False
         size = element.u.abs()
-        return bool(torch.isfinite(size).all() and (size > TOLERANCE).all())
+        return bool(((size > 1 / LARGEST) & (size < LARGEST)).all())
 
     def project(self, matrix: Float[Tensor, "*batch n n"]) -> Phases:
         """Per pair the complex number nearest to its 2×2 block: ((m₁₁+m₂₂) + i (m₂₁−m₁₂)) / 2."""

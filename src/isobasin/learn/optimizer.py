@@ -4,7 +4,7 @@ Adam scales each entry of a matrix by itself. In a skew matrix, where an entry t
 result depends on the basis, and few planes turn as fast as they could. Here the momentum of a rotation is replaced by
 the nearest orthogonal matrix, which for a skew matrix is skew as well: the direction of steepest descent if all planes
 may turn by the same angle (Carlson et al. 2015; as Muon does for weights, Jordan et al. 2024). The chart of a rotation
-begins anew after every step (`GroupParameters.recentre`), so that this angle is the same wherever the element is.
+restarts after every step (`GroupParameters.recentre`), so that this angle is the same wherever the element is.
 """
 
 from collections.abc import Callable

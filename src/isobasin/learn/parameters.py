@@ -46,7 +46,7 @@ class GroupParameters:
         return [tensor for tensors in self._parameters.values() for tensor in tensors.values()]
 
     def rotations(self) -> list[Tensor]:
-        """The parameters that begin anew after every step."""
+        """The parameters that restart after every step."""
         return [tensor for space in self._centres for tensor in self._parameters[space].values()]
 
     @torch.no_grad()

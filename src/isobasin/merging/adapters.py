@@ -15,11 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from isobasin import __version__
 from isobasin.alignment.head_linear import align_linear_factors
 from isobasin.checkpoint import Adapter
 from isobasin.checkpoint.adapter import Factors
+from isobasin.checkpoint.folder import MADE_WITH
 from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError, TransformError
+from isobasin.merging.card import adapter_card
 from isobasin.merging.recipe import check_reference
 from isobasin.symmetries.transform import Transform
 from isobasin.weights import ModelSource, Weights, adapted_names, load, with_adapter
@@ -115,6 +118,10 @@ class AdapterMerge(Shown):
     method: str
     errors: Mapping[str, float]
     naive_errors: Mapping[str, float]
+    inputs: tuple[Adapter, ...]
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    to: int | None  # None: not aligned
 
     @property
     def error(self) -> float:
@@ -126,8 +133,16 @@ class AdapterMerge(Shown):
         return sum(self.naive_errors.values()) / len(self.naive_errors)
 
     def save(self, out: str | Path, *, force: bool = False) -> None:
-        """Write an adapter folder."""
-        self.adapter.save(out, force=force)
+        """Write an adapter folder with a model card."""
+        self.adapter.save(out, force=force, card=self._card(Path(out).resolve().name))
+
+    def _card(self, title: str) -> str:
+        how = f"A {self.method} merge of {len(self.names)} LoRA adapters, {MADE_WITH} {__version__}."
+        if self.to is not None:
+            how += f" Before their factors were averaged, each was brought close to those of adapter {self.to}."
+        how += f" What it adds is {self.error:.1%} away from the mean of what they add."
+        bases = [each.config.get("base_model_name_or_path") for each in self.inputs]
+        return adapter_card(title, how, self.names, self.shares, bases, [each.path for each in self.inputs])
 
     def summary(self) -> Summary:
         """The error of every module."""
@@ -167,6 +182,9 @@ def merge_adapters(
             raise IsobasinError(f"{apart}: not in both adapters 0 and {number}; expected adapters of the same modules")
         if other.biased != first.biased:
             raise IsobasinError(f"adapters 0 and {number} replace different biases; expected the same in all")
+        for module in set(first.stored) & set(other.stored):
+            if not torch.equal(first.tensors[f"{module}.weight"], other.tensors[f"{module}.weight"]):
+                raise IsobasinError(f"{module}: adapters 0 and {number} store other weights; expected one base")
     found, errors, naive = {}, {}, {}
     for module in first.modules:
         factors = [_even(adapter.factors(module)) for adapter in given]
@@ -180,7 +198,15 @@ def merge_adapters(
         found[module] = merged
         errors[module], naive[module] = (_distance(each, mean) for each in (merged, plain))
     biases = {module: _mean([each.tensors[f"{module}.bias"] for each in given], shares) for module in first.biased}
-    return AdapterMerge(first.with_factors(found, biases), method, errors, naive)
+    merged_adapter = first.with_factors(found, biases)
+    names = tuple(_name(source, i) for i, source in enumerate(adapters))
+    aligned_to = to if align and method == "linear" else None
+    return AdapterMerge(merged_adapter, method, errors, naive, tuple(given), names, tuple(shares), aligned_to)
+
+
+def _name(source: Adapter | str | Path, number: int) -> str:
+    path = source.path if isinstance(source, Adapter) else source
+    return str(path or f"adapter {number}, in memory")
 
 
 def _shares(n: int, weights: Sequence[float] | None) -> list[float]:

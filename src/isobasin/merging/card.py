@@ -20,6 +20,7 @@ LICENCE = ("license", "license_name", "license_link")
 COMMON = ("language", "pipeline_tag")  # kept where all models say the same
 TAGS = ("merge", "isobasin")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+Folders = Sequence[Path | None]
 _MAX_BYTES = 1_000_000
 _FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
@@ -75,35 +76,47 @@ def model_card(
     `base_model` lists the models that are on the hub, and for a folder the base models that its own card names. The
     licence is given where all models have the same; otherwise a sentence says what each has.
     """
-    front: dict[str, Any] = {
-        "base_model": _distinct(
-            [word for name, parent in zip(recipe.models, parents) for word in _bases(name, parent)]
-        ),
-        **_licence(parents),
-        **{key: words for key in COMMON if (words := _agreed(parents, key))},
-        "library_name": "transformers",
-        "tags": _distinct([*TAGS, *(word for parent in parents for word in parent.words("tags"))]),
-    }
-    lines = [*notes, *_licence_lines(recipe, parents)]
-    table = "\n".join([*_table(recipe, distances), *(f"\n{escaped(line)}" for line in lines)])
+    bases = [word for name, parent in zip(recipe.models, parents) for word in _bases(name, parent)]
+    front = _front(parents, bases, "transformers")
     text = recipe.to_yaml().strip()
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
-    return f"""\
----
-{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip()}
----
-# {escaped(title)}
+    configuration = f"Configuration:\n\n{fence}yaml\n{text}\n{fence}"
+    lines = [*notes, *_licence_lines(parents)]
+    return _document(title, front, _sentence(recipe, rounds), _table(recipe, distances), lines, configuration)
 
-{_sentence(recipe, rounds)}
 
-{table}
+def adapter_card(
+    title: str, sentence: str, names: Sequence[str], shares: Sequence[float], bases: Sequence[object], folders: Folders
+) -> str:
+    """The text of README.md of merged LoRA adapters: their base if the hub knows it, licence and tags as of models.
+    `bases`: what the configuration of each names."""
+    parents = [read_card(folder) for folder in folders]
+    named = [own for own in bases if isinstance(own, str) and _HUB_ID.fullmatch(own) and not Path(own).exists()]
+    stated = [word for parent in parents for word in parent.words("base_model") if _HUB_ID.fullmatch(word)]
+    front = _front(parents, named or stated, "peft", "lora")
+    rows = [f"| {i} | {escaped(name)} | {share:g} |" for i, (name, share) in enumerate(zip(names, shares))]
+    return _document(
+        title, front, sentence, ["| | adapter | weight |", "|---|---|---|", *rows], _licence_lines(parents)
+    )
 
-Configuration:
 
-{fence}yaml
-{text}
-{fence}
-"""
+def _front(parents: Sequence[ParentCard], bases: Sequence[str], library: str, *tags: str) -> dict[str, Any]:
+    """The front matter that the cards of the parents give."""
+    return {
+        "base_model": _distinct(bases),
+        **_licence(parents),
+        **{key: words for key in COMMON if (words := _agreed(parents, key))},
+        "library_name": library,
+        "tags": _distinct([*TAGS, *tags, *(word for parent in parents for word in parent.words("tags"))]),
+    }
+
+
+def _document(
+    title: str, front: Mapping[str, Any], sentence: str, table: Sequence[str], lines: Sequence[str], *more: str
+) -> str:
+    shown = yaml.safe_dump(dict(front), sort_keys=False, allow_unicode=True).strip()
+    parts = [f"# {escaped(title)}", sentence, "\n".join(table), *map(escaped, lines), *more]
+    return f"---\n{shown}\n---\n" + "\n\n".join(parts) + "\n"
 
 
 def _bases(name: str, parent: ParentCard) -> list[str]:
@@ -130,7 +143,7 @@ def _licence(parents: Sequence[ParentCard]) -> dict[str, str]:
     return parents[0].licence if same else {}
 
 
-def _licence_lines(recipe: MergeRecipe, parents: Sequence[ParentCard]) -> list[str]:
+def _licence_lines(parents: Sequence[ParentCard]) -> list[str]:
     """What each model says about its licence, where they differ."""
     if _licence(parents) or not any(parent.licence for parent in parents):
         return []

@@ -16,6 +16,7 @@ from isobasin.alignment.comparable import check_comparable
 from isobasin.alignment.matchers import WeightMatching
 from isobasin.alignment.result import Alignment
 from isobasin.alignment.trunk import trunk_pair
+from isobasin.arguments import checks_arguments
 from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.merging.recipe import MAX_ROUNDS, check_reference
@@ -74,6 +75,7 @@ class JointAlignment(Shown):
         """The mean of the models in the common frame, computed when a tensor is read."""
         return mean_of(self.transported)
 
+    @checks_arguments
     def between(self, i: int, j: int) -> Transform:
         """Tⱼ⁻¹ Tᵢ: takes model i to model j, in the gauge of j (its gains and free biases)."""
         count = len(self.models)

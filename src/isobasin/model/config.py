@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..arguments import checks_arguments
 from ..errors import ArchitectureError
 
 MODEL_TYPE = "isobasin"
@@ -71,6 +72,7 @@ class ModelConfig:
         return {"model_type": MODEL_TYPE} | {key: value for key, value in fields if value is not None}
 
     @classmethod
+    @checks_arguments
     def from_dict(cls, settings: Mapping[str, Any]) -> "ModelConfig":
         """Read a config.json of this model: `from_dict(c.to_dict()) == c`. An unknown key is an error."""
         found = settings.get("model_type")

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from ..arguments import checks_arguments
 from ..errors import ArchitectureError, CheckpointError
 from ..files import atomic_write_all
 from ..shapes import Bool, Float
@@ -233,6 +234,7 @@ class Transformer(nn.Module):
     All computation is in the dtype of the parameters: `Transformer(config).double()` is a float64 model.
     """
 
+    @checks_arguments
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
@@ -264,6 +266,7 @@ class Transformer(nn.Module):
             return F.linear(x, self.embed.tokens.weight)  # (B, T, V)
         return self.head(x if self.config.n_classes is None else _mean(x, mask))
 
+    @checks_arguments
     def save(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors into a new or existing folder; if that fails, old files stay."""
         folder, tensors = Path(folder), self.state_dict()
@@ -277,6 +280,7 @@ class Transformer(nn.Module):
         atomic_write_all({folder / WEIGHTS_NAME: data, folder / CONFIG_NAME: text}, error=CheckpointError)
 
     @classmethod
+    @checks_arguments
     def load(cls, folder: str | Path) -> "Transformer":
         """Read what `save` wrote, in the dtype it was saved in; strict about names and shapes."""
         config, found = read_folder(Path(folder))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isobasin.display import Shown, Summary
+from isobasin.errors import IsobasinError
 
 RISING = ("accuracy",)  # metrics of which more is better
 # Two models are linearly connected if the loss barrier is at most so many nats, or such a share of the naive barrier.
@@ -19,7 +20,7 @@ CONNECTED_SHARE = 0.05
 def grid(n_points: int) -> tuple[float, ...]:
     """Equally spaced points of [0, 1], including both ends."""
     if n_points < 2:
-        raise ValueError(f"{n_points} points make no line, expected 2 or more")
+        raise IsobasinError(f"{n_points} points make no line, expected 2 or more")
     return tuple(i / (n_points - 1) for i in range(n_points))
 
 

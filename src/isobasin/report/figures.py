@@ -73,6 +73,7 @@ _STYLE: Any = {
 Draw = Callable[[Figure], None]
 Size = tuple[float, float]  # width and height in inches
 _CLIP = re.compile(rb'(?<=id=")p[0-9a-f]{10}(?=")|(?<=url\(#)p[0-9a-f]{10}(?=\))')
+_TAG = re.compile(rb"<\w[^>]*>")
 _LONG_DECIMAL = re.compile(rb"\b[1-9]\d*\.\d{4,}\b")
 
 
@@ -120,12 +121,13 @@ def _encode(figure: Figure, kind: str) -> bytes:
 def _round_coordinates(svg: bytes) -> bytes:
     """Round coordinates to thousandths of a point: the last bits of a layout vary between runs.
 
-    Layouts often fall on a half of such a unit, so a small amount is added first. Scales below 1 stay exact.
+    Layouts often fall on a half of such a unit, so a small amount is added first. Scales below 1, texts and comments
+    stay as they are.
 
-    >>> _round_coordinates(b"translate(398.867187 3.0625) translate(398.867188 3.062499) scale(0.015625)")
-    b'translate(398.867 3.063) translate(398.867 3.063) scale(0.015625)'
+    >>> _round_coordinates(b'<g at="398.867187 3.0625"/><g at="398.867188 3.062499 0.015625">2.70014</g>')
+    b'<g at="398.867 3.063"/><g at="398.867 3.063 0.015625">2.70014</g>'
     """
-    return _LONG_DECIMAL.sub(lambda found: b"%.3f" % (float(found[0]) + 1e-5), svg)
+    return _TAG.sub(lambda tag: _LONG_DECIMAL.sub(lambda found: b"%.3f" % (float(found[0]) + 1e-5), tag[0]), svg)
 
 
 def _number_clips(svg: bytes) -> bytes:
@@ -500,7 +502,9 @@ def _contours(figure: Figure, axes: Axes, plane: LossPlane) -> None:
     sand = LinearSegmentedColormap.from_list("sand", SAND)
     filled = axes.contourf(plane.x, plane.y, loss, levels=levels, cmap=sand, extend="max")
     axes.contour(plane.x, plane.y, loss, levels=levels, colors="#7a4a12", linewidths=0.5, alpha=0.35)
-    bar = figure.colorbar(filled, ax=axes, shrink=0.95, anchor=(0, 1), pad=0.02, format="%.3g")
+    bar = figure.colorbar(filled, cax=axes.inset_axes((1.03, 0, 0.05, 1)))  # as tall as the axes, whatever their shape
+    places = list(bar.get_ticks())
+    bar.set_ticks(places, labels=text.axis_numbers(places, 3))
     bar.set_label("Loss (nats)")
     bar.outline.set_visible(False)
 

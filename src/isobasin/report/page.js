@@ -38,6 +38,16 @@
     return found;
   }
 
+  // The numbers of an axis, with three digits or as many more as tell neighbours apart.
+  function numbers(ticks) {
+    const step = Math.min(...ticks.slice(1).map((tick, i) => Math.abs(tick - ticks[i])));
+    if (!(step > 0 && step < Infinity)) return ticks.map((tick) => plain(tick, 3));
+    const found = ticks.map((tick) => (Math.abs(tick) < 1e-6 * step ? 0 : tick));
+    let digits = 3;
+    while (digits < 12 && found.some((tick) => Math.abs(Number(tick.toPrecision(digits)) - tick) > 0.1 * step)) digits++;
+    return found.map((tick) => plain(tick, digits));
+  }
+
   function decades(low, high) {
     const found = [];
     for (let k = Math.ceil(Math.log10(low)); k <= Math.log10(high); k++) found.push(10 ** k);
@@ -52,7 +62,7 @@
       const from = Math.log(low), width = Math.log(high) - from;
       return { y: (v) => bottom - ((Math.log(v) - from) / width) * (bottom - top), ticks: decades(low, high) };
     }
-    const room = 0.11 * (high - low) || Math.abs(high) * 0.05 || 1;
+    const room = high > low ? Math.max(0.11 * (high - low), 1e-4 * Math.abs(high)) : Math.abs(high) * 0.05 || 1;
     low -= room; high += room;
     return { y: (v) => bottom - ((v - low) / (high - low)) * (bottom - top), ticks: steps(low, high, 6) };
   }
@@ -76,10 +86,13 @@
 
     function draw() {
       const width = Math.max(canvas.clientWidth, 240), tall = Math.min(Math.max(width * 0.56, 270), 460);
-      const box = { left: 52, right: width - 12, top: 34, bottom: tall - 64 };
+      const box = { left: 52, right: width - 12, top: 34, bottom: tall - 64 };  // further right where numbers are long
       const root = svg("svg", { viewBox: `0 0 ${width} ${tall}`, width, height: tall });
       const values = visible().flatMap((path) => data.lines[path][metric]).filter((v) => v !== null);
       const scale = axis(values.length ? values : [0, 1], metric, box.top, box.bottom);
+      const factor = metric === "accuracy" ? 100 : 1, names = numbers(scale.ticks.map((tick) => factor * tick));
+      scale.names = metric === "accuracy" ? names.map((name) => `${name} %`) : names;
+      box.left = Math.max(52, 12 + 8 * Math.max(...scale.names.map((name) => name.length)));
       const x = (lam) => box.left + 8 + lam * (box.right - box.left - 16);
       place = { root, box, x, y: scale.y, width };
       canvas.replaceChildren(root);  // before text is measured
@@ -91,10 +104,9 @@
 
     function frame(root, box, scale, x, any) {
       root.append(svg("text", { class: "axis-title", x: 0, y: 14 }, data.titles[metric]));
-      for (const tick of scale.ticks) {
-        const y = scale.y(tick);
+      for (const [i, tick] of scale.ticks.entries()) {
+        const y = scale.y(tick), text = scale.names[i];
         root.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }));
-        const text = metric === "accuracy" ? `${plain(100 * tick, 3)} %` : plain(tick, 3);
         if (any) root.append(svg("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, text));
       }
       for (const lam of [0, 0.25, 0.5, 0.75, 1])

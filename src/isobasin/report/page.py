@@ -323,8 +323,8 @@ def _plane(pair: PairResult) -> Html | None:
     picture, levels = svg.plane_picture(pair.plane, a, b), bands(pair.plane)
     if picture is None or levels is None:
         return _block("Loss on the plane", element("p", "No two finite losses on the plane differ."))
-    low = element("span", text.number(levels[0], 3))
-    high = element("span", f"{text.number(levels[-1], 3)} and above")
+    lowest, highest = text.axis_numbers([levels[0], levels[-1]], 3)
+    low, high = element("span", lowest), element("span", f"{highest} and above")
     legend = element("p", low, svg.scale_picture(), high, class_="legend")
     across = element("p", f"horizontal: along {a} to {b}; vertical: across it, in the same unit", class_="axes")
     words = linked(

@@ -214,10 +214,10 @@ def panel(
 
 
 def value_range(groups: Sequence[Sequence[Number]]) -> Range:
-    """From the smallest to the largest value of all groups, with a margin."""
+    """From the smallest to the largest value of all groups, with a margin; values that agree to 1e-4 look flat."""
     known = [value for values in groups for value in values if value is not None]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    margin = 0.07 * (high - low) or 0.05 * abs(high) or 1.0
+    margin = max(0.07 * (high - low), 1e-4 * abs(high)) if high > low else 0.05 * abs(high) or 1.0
     return low - margin, high + margin
 
 
@@ -236,11 +236,12 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 def _grid(frame: Frame, *, percent: bool) -> list[Html]:
     found = []
-    for tick in ticks(*frame.y):
+    places = ticks(*frame.y)
+    for tick, shown in zip(places, text.axis_numbers([(100 if percent else 1) * tick for tick in places])):
         _, y = frame.place(frame.x[0], tick)
-        shown = f"{text.number(100 * tick, 4)} %" if percent else text.number(tick if abs(tick) > 1e-12 else 0, 4)
         found.append(element("line", x1=_LEFT, x2=_RIGHT, y1=y, y2=y, class_="grid"))
-        found.append(element("text", shown, x=_LEFT - 5, y=y + 4, text_anchor="end"))
+        label = f"{shown} %" if percent else shown
+        found.append(element("text", label, x=_LEFT - 5, y=y + 4, text_anchor="end"))
     return found
 
 
@@ -297,10 +298,8 @@ def plane_picture(plane: LossPlane, a: str, b: str) -> Html | None:
         if a in points and end in points
         for layer in ("halo", "segment")
     ]
-    label = (
-        f"Loss on the plane through {', '.join(short(name) for name in points)}, from {text.number(levels[0])} "
-        f"to {text.number(levels[-1])} and above"
-    )
+    low, high = text.axis_numbers([levels[0], levels[-1]])
+    label = f"Loss on the plane through {', '.join(short(name) for name in points)}, from {low} to {high} and above"
     background = element("rect", width=_PLANE_WIDTH, height=height, class_="unknown")
     middle = sum(x for x, _ in points.values()) / max(len(points), 1)
     models = [shape for name, at in points.items() for shape in _model(name, at, middle)]

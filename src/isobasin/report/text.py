@@ -1,8 +1,9 @@
 """Text of pages and figures: cleaned names, formatted numbers, escaped HTML."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 MISSING = "–"
 NBSP = "\N{NO-BREAK SPACE}"
@@ -48,6 +49,21 @@ def number(value: Number, digits: int = 4) -> str:
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
     return _minus(f"{mantissa}e{int(exponent)}")
+
+
+def axis_numbers(values: Sequence[float], digits: int = 4) -> list[str]:
+    """Numbers of an axis, with so many significant digits or as many more as tell neighbours apart.
+
+    >>> axis_numbers([0.25, 0.5]), axis_numbers([2.70505, 2.7051]), axis_numbers([0.0, 1e-5])
+    (['0.25', '0.5'], ['2.70505', '2.7051'], ['0', '1e-5'])
+    """
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    if not steps or not min(steps):
+        return [number(value, digits) for value in values]
+    found = [0.0 if abs(value) < 1e-6 * min(steps) else value for value in values]
+    while digits < 12 and any(abs(float(f"{value:.{digits}g}") - value) > 0.1 * min(steps) for value in found):
+        digits += 1
+    return [number(value, digits) for value in found]
 
 
 def percent(value: Number) -> str:

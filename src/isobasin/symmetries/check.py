@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite
 
 import torch
@@ -15,7 +16,7 @@ from isobasin.runtime import CPU, Inputs, output_difference, outputs, random_inp
 from isobasin.symmetries.dimension import Nullity, measured_nullity, predicted_nullity, small_block
 from isobasin.symmetries.symmetry import symmetry
 from isobasin.symmetries.transform import Transform, Value, scramble
-from isobasin.views import AsFloat64, View
+from isobasin.views import AsFloat64, Tensors, View
 from isobasin.weights import ModelSource, Weights, load
 
 TOLERANCE_PER_LAYER = 1e-5  # float32
@@ -152,6 +153,8 @@ def require_same_outputs(
     finite = pair[0].isfinite() & pair[1].isfinite()
     largest = output_difference(pair[0][finite], pair[1][finite]) if bool(finite.any()) else inf
     if largest <= allowed:
+        if _all_finite(reference, moved, *pair) and dtype == "float64" and largest > 0:
+            _require_stored(before, after, inputs, place, exact[0], allowed)
         return OutputChange(largest, dtype, _overflow_text(reference, moved, bool(finite.all())))
     if not _all_finite(*pair):
         raise IsobasinError(
@@ -163,6 +166,37 @@ def require_same_outputs(
         f"the moved model's outputs would differ by {largest:.1e} (allowed {allowed:.1e}): its symmetry group is "
         "not what isobasin expects; nothing written: please report config.json and the tensors' shapes"
     )
+
+
+def _require_stored(
+    before: Weights,
+    after: Weights,
+    inputs: Sequence[Inputs],
+    device: torch.device,
+    reference: Tensor | None,
+    allowed: float,
+) -> None:
+    """Raise if the moved model loses its function when it is stored in float32, though the model itself would not."""
+    assert reference is not None
+    changes = []
+    for model in (before, after):
+        rounded = _run(_in_float32(model), inputs, device, torch.float64)
+        changes.append(inf if rounded is None else output_difference(reference, rounded))
+    if changes[1] > max(allowed, ROUNDING_FACTOR * changes[0]) and max(changes) < inf:
+        raise IsobasinError(
+            f"rounded to float32, the moved weights would change outputs by {changes[1]:.1e} (allowed {allowed:.1e}): "
+            "numbers of very different size are added up in them; nothing written; take another --seed, or "
+            "--verify none to write it all the same"
+        )
+
+
+def _in_float32(weights: Weights) -> Weights:
+    names = [name for name, dtype in weights.dtypes.items() if dtype.is_floating_point]
+    return replace(weights, tensors=View(weights, {n: partial(_rounded, n) for n in names}), checkpoint=None)
+
+
+def _rounded(name: str, tensors: Tensors) -> Tensor:
+    return tensors[name].to(torch.float32)
 
 
 def _refuse_ties(

@@ -18,6 +18,10 @@ SMALLEST_MEAN = 0.1
 """β/γ must have a mean of at least this share of its size to stand for the bias that a reader lacks: what a reader
 carries there comes back with its rounding divided by this share, and float32 files must come back to 1e-6."""
 
+SMALLEST_SUM = 0.1
+"""The sum of β/γ, relative to its norm, below which it can not stand for such a bias at all: what a reader carries may
+grow to ten times the size of its weights there."""
+
 SMALL = 1e-6  # of the largest gain: nothing that is seen is divided by a smaller one
 CONSTANT = 1e-3  # of the largest number of a tensor: lines with a smaller spread are next to constant
 NEGLIGIBLE = 1e-20  # of the largest gain: a smaller one is treated as zero
@@ -76,6 +80,11 @@ class Coordinate(ABC):
         """A random value of the size of the present one, far from it, and harmless to precision."""
         size = value.square().mean().sqrt().clamp(min=self.smallest_sample)
         return size * torch.randn(value.shape, generator=rng, dtype=torch.float64) * self.mask(value)
+
+    def limit(self, tensors: Tensors) -> Tensor | None:
+        """The largest random value: a mean that is far larger than the numbers it is added to would cost their
+        precision; None where it can not."""
+        return None
 
     def still(self, tensors: Tensors) -> Tensor | None:
         """Where a random value would cost precision, and the present one stays; None: nowhere."""
@@ -164,3 +173,18 @@ def has_mean(gain: Tensor, shift: Tensor) -> bool:
     """Whether s = β/γ reaches far enough along the all-ones vector to carry a constant without losing digits."""
     s = shift / gain
     return bool(s.mean().abs() > SMALLEST_MEAN * s.square().mean().sqrt())
+
+
+def has_sum(gain: Tensor, shift: Tensor) -> bool:
+    """Whether s = β/γ reaches along the all-ones vector at all, so that a constant can be moved there."""
+    s = shift / gain
+    return bool(s.sum().abs() > SMALLEST_SUM * s.norm())
+
+
+LARGEST_MEAN = 30.0  # of random values, relative to the numbers they are added to: some two digits of precision
+
+
+def mean_limit(numbers: Tensor, axis: int) -> Tensor:
+    """The limit of a random value that is added along an axis; none where all numbers are zero."""
+    size = numbers.square().mean(axis).sqrt()
+    return torch.where(size > 0, LARGEST_MEAN * size, torch.inf)

@@ -17,6 +17,7 @@ from isobasin.symmetries.coordinate import (
     constant_lines,
     contract,
     face_columns,
+    mean_limit,
     negligible,
 )
 from isobasin.views import Change, Tensors
@@ -84,6 +85,10 @@ class ReaderMean(Coordinate):
         gain = tensors[self.norm.gain]
         level = self.folded or bool(gain.abs().min() > SMALLEST_GAIN * gain.square().mean().sqrt())
         return level and (not self.constant or carries_constant(gain, tensors[self.norm.shift]))
+
+    def limit(self, tensors: Tensors) -> Tensor:
+        weight, gain = tensors[self.reader.weight], tensors[self.norm.gain]
+        return mean_limit((weight.movedim(self.reader.axis, -1) * gain).flatten(0, -2), -1)
 
     def without_folding(self) -> "ReaderMean":
         """The same, where its norm keeps gain and shift."""
@@ -204,6 +209,10 @@ class RouterMean(Coordinate):
         rows = tensors[self.router.weight].movedim(self.router.axis, -1)
         value = rows.mean(0) * tensors[self.norm.gain]
         return torch.cat([value, tensors[self.router.bias].mean()[None]]) if self.router.bias else value
+
+    def limit(self, tensors: Tensors) -> Tensor:
+        rows = tensors[self.router.weight].movedim(self.router.axis, -1) * tensors[self.norm.gain]
+        return mean_limit(rows.flatten()[None], -1).expand(self.dim)
 
     def transported(self, value: Tensor, action: Action) -> Tensor:
         moved = action.act(value[: self.size], 0, Axis((Term(self.norm.space),)))
@@ -425,6 +434,9 @@ class WriterMean(Coordinate):
 
     def _factor(self, tensors: Tensors) -> Tensor | float:
         return along(tensors[self.scale], tensors[self.tensor], self.axis) if self.scale else 1.0
+
+    def limit(self, tensors: Tensors) -> Tensor:
+        return mean_limit(tensors[self.tensor] * self._factor(tensors), self.axis)
 
     def still(self, tensors: Tensors) -> Tensor:
         return constant_lines(tensors[self.tensor], self.axis)

@@ -19,7 +19,7 @@ from isobasin.symmetries.coordinate import (
     along,
     carries_constant,
     contract,
-    has_mean,
+    has_sum,
     negligible,
 )
 from isobasin.views import Change, Tensors
@@ -76,13 +76,22 @@ class NormCoordinate(Coordinate):
         return frozenset(own | weights | biases | ({self.skip_bias} if self.skip_bias else set()))
 
     def read(self, tensors: Tensors) -> Tensor:
-        gain = tensors[self.norm.gain]
-        rows = [gain] if self.gain else []
-        if self.shift:
-            shift = tensors[self.norm.shift]
-            if not self.lacks_bias or carries_constant(gain, shift):
-                rows.append(shift)
-        return torch.stack(rows)
+        rows = self.rows(tensors)
+        return rows if not self.shift or self.holds(tensors) else rows[:-1]
+
+    def rows(self, tensors: Tensors) -> Tensor:
+        """Gain and shift, those that are free, whether or not the readers hold their constants."""
+        names = [self.norm.gain] * self.gain + [self.norm.shift] * self.shift
+        return torch.stack([tensors[name] for name in names])
+
+    def holds(self, tensors: Tensors) -> bool:
+        """Whether the readers hold their constants, in biases or on their own: then the shift is free."""
+        return not self.lacks_bias or carries_constant(tensors[self.norm.gain], tensors[self.norm.shift])
+
+    def is_level(self, tensors: Tensors) -> bool:
+        """Whether no gain is far smaller than the others: all can be divided by it."""
+        gain = tensors[self.norm.gain].abs()
+        return bool(gain.min() > SMALL * gain.max())
 
     def canonical(self, value: Tensor) -> Tensor:
         """Gain one; shift zero, or one where it stands in for a missing bias (the stream's group fixes 1)."""
@@ -182,8 +191,8 @@ class _Target:
     def shift(self, t: Tensors) -> Tensor:
         if len(self.value) > self.c.gain:
             new, gain = self.value[-1].to(t[self.c.norm.shift].device), self.gain(t)
-            carried = not self.c.lacks_bias or bool(negligible(gain).any()) or has_mean(gain, new)
-            return new if carried else gain  # a gain that stayed folded left no mean: β/γ becomes one
+            carried = not self.c.lacks_bias or bool(negligible(gain).any()) or has_sum(gain, new)
+            return new if carried else gain  # without a mean the readers can not hold their constants: β/γ becomes one
         return self.gain(t) * _ratio(t[self.c.norm.shift], t[self.c.norm.gain], self.c.norm)
 
     def weight(self, t: Tensors, r: Linear) -> Tensor:

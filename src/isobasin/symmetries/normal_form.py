@@ -34,7 +34,7 @@ from isobasin.symmetries.head_balance import balance_heads, smallest_singular_va
 from isobasin.symmetries.norm_coordinates import NormCoordinate
 from isobasin.symmetries.symmetry import Symmetry, symmetry
 from isobasin.symmetries.transform import Transform, Value
-from isobasin.views import AsFloat64, ReadOnce, Tensors, View, chain, room
+from isobasin.views import AsFloat64, Change, ReadOnce, Tensors, View, chain, room
 from isobasin.weights import ModelSource, Weights, load
 
 Convention = Literal["alignment", "comparison"]
@@ -87,6 +87,7 @@ class NormalForm:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     coordinates: Mapping[str, Coordinate] | None = None
     convention: Convention = "alignment"
+    unit_shifts: Mapping[str, NormCoordinate] = field(default_factory=dict)  # norms that get a shift of one in any case
     _kept: dict[str, tuple[Element | None, dict[str, Tensor]]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -115,8 +116,10 @@ class NormalForm:
     def transform(self) -> Transform:
         """From the model to this form, without the balance of its units and heads."""
         if self.convention == "comparison":
-            return _with_all_norms_folded(self.weights)
-        return to_normal_form(self.weights, self.part.coordinates if self.coordinates is None else self.coordinates)
+            every = symmetry(self.arch).coordinates
+            return _with_unit_shifts(self.weights, every, norms_without_bias(self.arch), zero_means=True)
+        coordinates = self.part.coordinates if self.coordinates is None else self.coordinates
+        return _with_unit_shifts(self.weights, coordinates, self.unit_shifts)
 
     @cached_property
     def _folded(self) -> Weights:
@@ -259,29 +262,46 @@ def _has_one_sign(space: Space | HeadSpace) -> bool:
     return isinstance(space, Space) and space.stream and space.kind == "permutation±"
 
 
-def with_unit_shift(weights: Weights) -> Weights:
-    """The same function with shift one in front of every reader that has no bias.
+def unheld_norms(a: Weights, b: Weights, *, by_both: bool = False) -> dict[str, NormCoordinate]:
+    """Norms with readers that have no bias and do not hold their constants on their own: in one of two models alone, or
+    with `by_both` in both models, too."""
+    tensors = AsFloat64(a), AsFloat64(b)
+    level = {name: c for name, c in norms_without_bias(b.arch).items() if all(map(c.is_level, tensors))}
+    holds = {name: [c.holds(t) for t in tensors] for name, c in level.items()}
+    return {name: c for name, c in level.items() if not all(holds[name]) and (by_both or any(holds[name]))}
+
+
+def with_unit_shift(weights: Weights, norms: Mapping[str, NormCoordinate] | None = None) -> Weights:
+    """The same function with shift one in front of every reader that has no bias (or behind these norms alone).
 
     Such a reader then stores its constant along the all-ones vector, whatever the shift was. `normalize` does this only
     where the inverse is accurate, which a small change of the shift decides; a comparison must not depend on that.
     """
-    chosen = norms_without_bias(weights.arch).values()
-    changes = chain(*(c.set(torch.ones(2, c.space_size, dtype=torch.float64)) for c in chosen))
+    changes = unit_shift(norms_without_bias(weights.arch) if norms is None else norms)
     if not changes:
         return weights
     view = View(AsFloat64(weights), changes)
-    return replace(weights, tensors=View(weights, {name: lambda _, n=name: view[n] for name in changes}))  # type: ignore[misc]
+    tensors = View(weights, {name: lambda _, n=name: view[n] for name in changes})  # type: ignore[misc]
+    return replace(weights, tensors=tensors, changed=weights.changed | set(changes))
 
 
-def _with_all_norms_folded(weights: Weights) -> Transform:
-    """`normalize` of the model with unit shifts, as one transform of the model itself."""
-    found = normalize(with_unit_shift(weights))
-    gauge = dict(found.gauge)
-    for name, coordinate in norms_without_bias(weights.arch).items():
-        norm = coordinate.norm
-        before = torch.stack([weights[norm.gain].cpu().double(), weights[norm.shift].cpu().double()])
-        gauge[name] = Value(before, gauge[name].after)
-    return replace(found, gauge=gauge)
+def unit_shift(norms: Mapping[str, NormCoordinate]) -> dict[str, Change]:
+    """The changes that give these norms a gain and a shift of one."""
+    return chain(*(c.set(torch.ones(2, c.space_size, dtype=torch.float64)) for c in norms.values()))
+
+
+def _with_unit_shifts(
+    weights: Weights,
+    coordinates: Mapping[str, Coordinate],
+    norms: Mapping[str, NormCoordinate],
+    *,
+    zero_means: bool = False,
+) -> Transform:
+    """`to_normal_form` of the model with unit shifts, as one transform of the model itself."""
+    found = to_normal_form(with_unit_shift(weights, norms), coordinates, zero_means=zero_means)
+    tensors = AsFloat64(weights)
+    before = {name: Value(c.rows(tensors).cpu(), found.gauge[name].after) for name, c in norms.items()}
+    return replace(found, gauge={**found.gauge, **before})
 
 
 def unit_rows(arch: Architecture, space: str, tensors: Tensors) -> Iterator[tuple[str, Tensor, str]]:

@@ -7,8 +7,9 @@ from functools import cached_property, lru_cache
 from typing import TypeGuard
 
 from isobasin.arch import Architecture, HeadSpace, Space
+from isobasin.arguments import checks_arguments
 from isobasin.display import Shown, Summary
-from isobasin.errors import IsobasinError
+from isobasin.errors import IsobasinError, with_article
 from isobasin.groups import (
     GL,
     Group,
@@ -49,7 +50,9 @@ class Symmetry(Shown):
         """The group of every space."""
         facts = {"group": self.formula, "dimension": f"{self.element_dim:,} + {self.free_dim:,} free directions"}
         rows = [(name, str(group), f"{group.dim:,}") for name, group in self.groups.items()]
-        return Summary(f"symmetry of a {self.arch.family} model", facts, ("space", "group", "dimension"), rows)
+        return Summary(
+            f"symmetry of {with_article(self.arch.family)} model", facts, ("space", "group", "dimension"), rows
+        )
 
     @property
     def element_dim(self) -> int:
@@ -86,11 +89,13 @@ class Symmetry(Shown):
     def __str__(self) -> str:
         return f"{self.formula}, dimension {self.element_dim:,} + {self.free_dim:,} free directions"
 
+    @checks_arguments
     def scoped(self, scope: str) -> "Symmetry":
         """The part of this symmetry that changes only the tensors of a scope."""
         check_scope(scope)
         return self if scope == "model" else self.restricted(self._spaces(scope))
 
+    @checks_arguments
     def restricted(self, spaces: Collection[str]) -> "Symmetry":
         """The part that moves these spaces, and the free coordinates that touch nothing beyond them."""
         tensors = self._tensors(spaces)

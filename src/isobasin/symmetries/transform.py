@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from isobasin.arch import Architecture, HeadSpace, Norm, Space, identity_fields
+from isobasin.arguments import checks_arguments
 from isobasin.display import Shown, Summary
-from isobasin.errors import TransformError
+from isobasin.errors import TransformError, with_article
 from isobasin.groups import Element
 from isobasin.symmetries.action import Action, composed_elements, inverse_elements
 from isobasin.symmetries.coordinate import Coordinate, Stage
 from isobasin.symmetries.symmetry import Symmetry, group_of, symmetry
-from isobasin.views import AsFloat64, Change, Tensors, View, chain
+from isobasin.views import AsFloat64, Change, ReadOnce, Tensors, View, chain
 from isobasin.weights import ModelSource, Weights, load
+
+LARGEST_FACTOR = 5.0  # of a random value relative to the present one, where it is limited
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,17 @@ class Transform(Shown):
         }
         return Summary(f"transform of {self.family} models", facts)
 
-    def apply(self, weights: ModelSource, *, device: torch.device | str | None = None) -> Weights:
-        """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched."""
+    @checks_arguments
+    def apply(self, weights: ModelSource, *, device: torch.device | str | None = None, kept: bool = False) -> Weights:
+        """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched. `kept`: what
+        was computed once stays in memory, with the tensors that it depends on."""
         weights = load(weights)
         device = None if device is None else torch.device(device)
         self.check(symmetry(weights.arch), weights)
         stages = self._stages(weights.arch)
         tensors: Tensors = AsFloat64(weights, device)
         for stage in stages:
-            tensors = View(tensors, stage)
+            tensors = View(ReadOnce(tensors) if kept else tensors, stage)
         changed = frozenset(name for stage in stages for name in stage)
         return replace(
             weights,
@@ -105,7 +110,7 @@ class Transform(Shown):
         """Refuse a model of another architecture, elements outside their group, a rotation behind a gain."""
         if self.family != weights.arch.family or not _covers(weights.arch.spaces, self.spaces):
             raise TransformError(
-                f"the transform is for a {self.family} model with {_words(self.spaces)}, the model is "
+                f"the transform is for {with_article(self.family)} model with {_words(self.spaces)}, the model is "
                 f"{weights.arch.family} with {_words(weights.arch.spaces)}; use a transform made for this architecture"
             )
         for name in self.gauge:
@@ -158,6 +163,7 @@ class Transform(Shown):
             gauge={name: Value(v.after, v.before) for name, v in self.gauge.items()},
         )
 
+    @checks_arguments
     def compose(self, first: "Transform", arch: Architecture) -> "Transform":
         """`first`, then this one: elements multiply, the last target wins; what only one of them sets is carried
         through the other's elements.
@@ -246,7 +252,10 @@ def scramble(model: ModelSource, *, scope: str = "model", seed: int = 0) -> Tran
 
 def _drawn(coordinate: Coordinate, tensors: Tensors, rng: torch.Generator) -> Value:
     before, still = coordinate.read(tensors).cpu(), coordinate.still(tensors)
-    drawn = coordinate.sample(before, rng)
+    drawn, limit = coordinate.sample(before, rng), coordinate.limit(tensors)
+    if limit is not None:
+        largest = torch.maximum(limit.cpu(), LARGEST_FACTOR * before.abs())  # what is there may be far larger already
+        drawn = torch.minimum(torch.maximum(drawn, -largest), largest)
     return Value(before, drawn if still is None else torch.where(still.cpu(), before, drawn))
 
 

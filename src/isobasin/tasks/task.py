@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from isobasin.arch.config import Fields
+from isobasin.arguments import checks_arguments
 from isobasin.display import Shown, Summary
 from isobasin.errors import IsobasinError
 from isobasin.runtime import max_length
@@ -122,6 +123,7 @@ class Task(Shown):
     batches: Callable[[], Iterator[Batch]]
 
     @classmethod
+    @checks_arguments
     def from_dataloader(
         cls, loader: Iterable[Any], *, kind: str = "auto", name: str = "dataloader", max_batches: int | None = None
     ) -> "Task":

@@ -43,10 +43,15 @@ class Stacks:
 
 
 def stacks(
-    c: Fields, *, pre_norm: bool, bare: bool, streams: tuple[str, str] = ("resid", "resid"), defaults: tuple[int, ...]
+    c: Fields,
+    *,
+    pre_norm: bool,
+    bare: bool,
+    streams: tuple[str, ...] = ("resid", "resid"),
+    defaults: tuple[int, ...],
 ) -> Stacks:
-    """Both stacks, each on its stream; `defaults` are the numbers of layers, of heads and of units."""
-    names = ("encoder", "decoder")
+    """Both stacks, or the encoder alone, each on its stream; `defaults`: the numbers of layers, of heads, of units."""
+    names = ("encoder", "decoder")[: len(streams)]
     d, kind = c.size("d_model"), units_kind(c.word("activation_function", "gelu"))
     n_layers, n_heads, d_ff = (
         {stack: c.size(f"{stack}_{key}", default) for stack in names}
@@ -58,7 +63,7 @@ def stacks(
     modules: dict[str, str] = {}
     heads: list[HeadSpace] = []
     units: list[Space] = []
-    for stack, stream, start in zip(names, streams, (0, n_layers["encoder"])):
+    for stack, stream, start in zip(names, streams, (0, n_layers["encoder"]), strict=False):
         layers = [_layer(stack, stream, k, start + k, pre_norm) for k in range(n_layers[stack])]
         norms |= _pre_norms(stack, stream, layers, exposed) if pre_norm else _post_norms(stack, layers, exposed)
         h, d_head = n_heads[stack], c.d_head(n_heads[stack], d, key=None)

@@ -217,6 +217,7 @@ FAMILIES = (
         unused=(
             "rotations of the joint space, which change the embeddings and not their products",
             "a positive scale for each projection, as embeddings are normalised",
+            "a curve of gains of the norm on the embeddings of images, with a rotation of the stream behind it",
         ),
         example=("CLIP base", {}),
     ),

@@ -116,6 +116,7 @@ FAMILIES = tuple(
         partial(t5, proj=proj, table_per_layer=name == "umt5"),
         f"{stem}ForConditionalGeneration",
         _HEADS,
+        encoder_heads=("EncoderModel",),
         settings={"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128},
         rare_settings={"is_encoder_decoder": True},
         derived_settings=partial(_derived, proj=proj),
