@@ -427,6 +427,7 @@ MODEL_TYPES: tuple[ModelType, ...] = (
         "NomicBert",
         _LN,
         masked_lm=("ForMaskedLM", {}),
+        untied_masked_lm=("ForMaskedLM", _UNTIED),
         tokens=("ForTokenClassification", {"num_labels": 5}),
         bare=("Model", {}),
     ),

@@ -74,18 +74,10 @@ def test_unrelated_models_are_distinguished_by_their_outputs(
     assert found.to_dict()["evidence"]["obstacle"] in str(found)  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("limit", "value"),
-    [("runtime.MAX_LOADED_PARAMETERS", 10**6), ("compare.equivalence.CERTAIN_THRESHOLD", float("inf"))],
-)
-def test_unrelated_models_that_can_be_loaded_or_are_not_certain_are_aligned(
-    limit: str,
-    value: float,
-    models: tuple[ib.Weights, ib.Weights],
-    sweeps: list[Elements],
-    monkeypatch: pytest.MonkeyPatch,
+def test_unrelated_models_are_aligned_where_outputs_are_not_certain(
+    models: tuple[ib.Weights, ib.Weights], sweeps: list[Elements], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"isobasin.{limit}", value)
+    monkeypatch.setattr("isobasin.compare.equivalence.CERTAIN_THRESHOLD", float("inf"))
     found = ib.equivalent(*models)
     assert found.answer == "different"
     assert sweeps

@@ -85,9 +85,10 @@ def changed(drawn: Drawn, start: Weights) -> Weights:
     units = [space.name for space in arch.spaces.values() if space.role == "units" and space.layer is not None]
     for matrix in (n for name in units for n in arch.blocks[name] if len(arch.shapes[n]) == 2):
         noise = torch.randn(start[matrix].shape, generator=rng, dtype=torch.float64)
-        found = held(start, {matrix: start[matrix].double() * (1 + 0.2 * noise)})
-        if drawn.error(found) > SEEN:
-            return found
+        for size in (0.2, 5.0):  # a LayerNorm of two numbers hands on their order alone
+            found = held(start, {matrix: start[matrix].double() * (1 + size * noise)})
+            if drawn.error(found) > SEEN:
+                return found
     raise AssertionError("no matrix of units counts")
 
 

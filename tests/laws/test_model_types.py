@@ -68,6 +68,7 @@ _BART_NORMS = [
 ]
 UNCHANGED: Mapping[str, set[str]] = {
     "roberta-masked-lm-untied": {"lm_head.bias"},
+    "nomic_bert-untied-masked-lm": {"cls.predictions.bias"},
     "roberta-classifier": {"classifier.out_proj.bias"},
     "roberta-bare": {f"roberta.{place}.LayerNorm.weight" for place in _BARE}
     | {"roberta.encoder.layer.1.output.LayerNorm.bias"},

@@ -6,7 +6,7 @@ The evidence is a transform that brings B to A within rounding, outputs that agr
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
@@ -62,7 +62,7 @@ UNRELATED_THRESHOLD = 0.5
 REFINING_SWEEPS = 10
 MAX_IMBALANCE = 100.0  # between the factors of a head
 FIRST_REFITS, REFITS = 2, 8  # transforms of perturbed models, for the uncertainty of the transform
-HOPELESS = 100.0  # excess of a residual over its limit after the first refits, which the others do not change
+HOPELESS = 100.0  # excess of a residual over its limit that a better estimate of the noise does not change
 UNRELATED = "as they are: no layer is near its place, nor embeddings and head under any map of the stream"
 Answer = Literal["same", "different", "undecided"]
 Kind = Literal["identity", "group", "larger group", "none"]
@@ -238,10 +238,9 @@ def _equivalent(
         compared += outputs.compare_as_generated(inputs)
     if not element.fits and element.transform is not None:
         report("aligning")
-        # Where the outputs are decisive, an alignment only locates the difference. For large unrelated models it is
-        # too expensive for that.
+        # Where the outputs are decisive, an alignment only locates the difference. Unrelated models have none.
         certain = worst_input(compared).ratio > CERTAIN_THRESHOLD
-        unrelated = outputs.streamed and certain and pair.is_unrelated(element)
+        unrelated = certain and pair.is_unrelated(element)
         element = replace(element, obstacle=UNRELATED) if unrelated else pair.attempt(pair.align_stored, element)
     steps: tuple[str, ...] = ()
     if not element.fits and element.transform is not None and find_witness(compared) is None:
@@ -414,14 +413,21 @@ class _ModelPair:
         self, kind: Kind, a: Weights, b: Weights, stored_b: Weights | None = None, before: float = 0.0
     ) -> TransformEvidence:
         """The best of the transforms that an alignment proposes, by the residuals that it leaves. Where the stream is
-        rotated, a second one is tried only if the first leaves no less than `before`."""
+        rotated, a second one is tried only if the first leaves no less than `before`; elsewhere most that do not fit
+        are given up early, and measured only if no other fits."""
         found: list[TransformEvidence] = []
+        given_up: list[Transform] = []
+        measured = partial(self.residuals, a, b if stored_b is None else stored_b)
         for transform in transforms_by_descent(b, a, WeightMatching(), self.device):
-            left = self.residuals(a, b if stored_b is None else stored_b, transform)
+            rotates = rotates_stream(transform, b.arch)
+            left = measured(transform, most=inf if rotates else HOPELESS)
+            if not left:
+                given_up.append(transform)
+                continue
             found.append(TransformEvidence(kind, transform, left))
-            closer = _square_distance(left) < before and rotates_stream(transform, b.arch)
-            if closer or found[-1].fits:
-                break
+            if found[-1].fits or (rotates and _square_distance(left) < before):
+                return min(found, key=lambda each: _square_distance(each.residuals))
+        found += [TransformEvidence(kind, each, measured(each)) for each in given_up]
         return min(found, key=lambda each: _square_distance(each.residuals))
 
 

@@ -30,10 +30,12 @@ def log_odds(n_weights: int) -> float:
 
 @dataclass(frozen=True)
 class Judged:
-    """Per line: the residual in multiples of the noise floor, and how large that may be."""
+    """Per line: the residual in multiples of the noise floor, and how large that may be. `certain`: how large for
+    weights that were rounded once, with a noise floor taken as it is estimated; below it more draws change nothing."""
 
     ratio: Tensor
     allowed: Tensor
+    certain: Tensor
 
     @property
     def excess(self) -> Tensor:
@@ -44,9 +46,20 @@ class Judged:
         at = int(self.excess.argmax())
         return float(self.ratio[at]), float(self.allowed[at])
 
+    @property
+    def is_certain(self) -> bool:
+        return bool((self.ratio <= self.certain).all())
+
     def worst_of_rows(self) -> "Judged":
-        at = self.excess.argmax(1, keepdim=True)
-        return Judged(self.ratio.gather(1, at)[:, 0], self.allowed.gather(1, at)[:, 0])
+        """Per row, the entry that is worst relative to its limit; certain as the worst relative to what is certain."""
+        at, least = self.excess.argmax(1, keepdim=True), (self.ratio / self.certain).amax(1)
+        ratio, allowed = (x.gather(1, at)[:, 0] for x in (self.ratio, self.allowed))
+        return Judged(ratio, allowed, ratio / least.clamp(min=1e-300))
+
+    @staticmethod
+    def joined(parts: "Sequence[Judged]") -> "Judged":
+        """All of these lines."""
+        return Judged(*(torch.cat([getattr(p, key) for p in parts]) for key in ("ratio", "allowed", "certain")))
 
 
 @dataclass(frozen=True)
@@ -69,8 +82,8 @@ class Entries:
         one = noise.new_ones(())
         n_draws = len(self.draws)
         doubt = torch.minimum(_doubt(n_draws * one, x), noise / self.known) if n_draws else one
-        allowed = _allowed(one, one, doubt, x, exact=not n_draws).expand_as(noise)
-        return Judged(_ratio(self.residual, noise).flatten(1), allowed.flatten(1)).worst_of_rows()
+        limits = (each.expand_as(noise).flatten(1) for each in _limits(one, one, doubt, x, exact=not n_draws))
+        return Judged(_ratio(self.residual, noise).flatten(1), *limits).worst_of_rows()
 
     def lines(self, axis: int) -> "Lines":
         """Sums over the rows (axis 0) or the columns (axis 1)."""
@@ -118,17 +131,19 @@ class Lines:
         share = (spread / noise.square() * (2 if n_draws else 1)).clamp(1 / self.length, 1)
         largest = share.sqrt() if n_draws else (self.largest / noise).clamp(max=1)
         doubt = torch.minimum(_doubt(n_draws / share, x), noise / known) if n_draws else torch.ones(())
-        return Judged(_ratio(self.sums[0], noise), _allowed(share, largest, doubt, x, exact=not n_draws))
+        return Judged(_ratio(self.sums[0], noise), *_limits(share, largest, doubt, x, exact=not n_draws))
 
 
 def _ratio(residual: Tensor, noise: Tensor) -> Tensor:
     return (residual / noise).sqrt()
 
 
-def _allowed(share: Tensor, largest: Tensor, doubt: Tensor, x: float, *, exact: bool) -> Tensor:
-    """The limit of a ratio, for weights that were rounded several times; where nothing was mixed, at most the bound."""
+def _limits(share: Tensor, largest: Tensor, doubt: Tensor, x: float, *, exact: bool) -> tuple[Tensor, Tensor]:
+    """The limit of a ratio, for weights that were rounded several times, and for those rounded once with a noise floor
+    beyond doubt; where nothing was mixed, at most the bound."""
     tail = 1 + 2 * (x * share).sqrt() + 2 * x * largest
-    return (ROUNDINGS * (tail.clamp(max=BOUND) if exact else tail) * doubt).sqrt()
+    tail = tail.clamp(max=BOUND) if exact else tail
+    return (ROUNDINGS * tail * doubt).sqrt(), tail.sqrt()
 
 
 def _doubt(degrees: Tensor, x: float) -> Tensor:

@@ -30,7 +30,8 @@ from isobasin.weights import Weights
 
 WITNESS_THRESHOLD = 10.0  # multiples of the noise floor of the outputs; measured: copies stay below 3
 SAME_THRESHOLD = 5.0  # the same; above it outputs do not confirm that two models are the same
-CERTAIN_THRESHOLD = 30.0  # the same; above it large unrelated models are not aligned
+CERTAIN_THRESHOLD = 30.0  # the same; above it unrelated models are not aligned
+AGREED = 1.0  # the same; where all inputs are below it, further perturbed copies are not run: they only lower it
 MAX_ROUNDING = 0.5  # of outputs, relative to the largest; above it rounding leaves nothing to compare
 PERTURBED_COPIES = 2  # per model
 CONFIRMING_COPIES = 8  # the same, for an input with a ratio between WITNESS_THRESHOLD and CONFIRMED
@@ -271,24 +272,27 @@ class OutputComparison:
         self, probes: Sequence[Probe], *, first: int = 0, copies: int = PERTURBED_COPIES
     ) -> list[ComparedInput]:
         """Differences and noise floors; the floor of an input is at least the median over these inputs, because some
-        inputs hide rounding by chance. `first` is the number of the first perturbed copy."""
+        inputs hide rounding by chance. `first` is the number of the first perturbed copy, `copies` how many there are
+        at most of each model."""
         inputs = [probe.inputs for probe in probes]
         outputs_a, outputs_b = (self._run(self._runner(w), inputs) for w in (self.a, self.b))
+        apart = [output_difference(x, y, x) for x, y in zip(outputs_a, outputs_b)]
         floors = [0.0] * len(inputs)
         wide = None if self.dtype == torch.float64 else torch.float32
         for weights, outputs in ((self.a, outputs_a), (self.b, outputs_b)):
             units, dtype = rounding_units(weights, self.precision), wide if Runner(weights).streamed else None
             count = max(copies, EXPERT_COPIES) if weights.arch.expert_spaces else copies
             for copy in range(first, first + count):
+                if any(floors) and all(d <= AGREED * floor for d, floor in zip(apart, _usual(floors))):
+                    break
                 runner = self._runner(perturbed(weights, units, seed=self.seed + 1 + copy, dtype=dtype))
                 changed = self._run(runner, inputs)
                 moved = (output_difference(x, y, z) for x, y, z in zip(outputs, changed, outputs_a))
                 floors = [max(floor, each) for floor, each in zip(floors, moved)]
-        known = sorted(filter(isfinite, floors)) or [0.0]
-        usual, name = known[len(known) // 2], dtype_name(self.dtype)
+        name = dtype_name(self.dtype)
         return [
-            ComparedInput(probe, x, y, output_difference(x, y, x), max(floor, usual), name)
-            for probe, x, y, floor in zip(probes, outputs_a, outputs_b, floors)
+            ComparedInput(probe, x, y, difference, floor, name)
+            for probe, x, y, difference, floor in zip(probes, outputs_a, outputs_b, apart, _usual(floors))
         ]
 
     def compare_as_generated(self, probes: Sequence[Probe]) -> list[ComparedInput]:
@@ -355,6 +359,12 @@ class OutputComparison:
         """One more comparison. The noise floor is estimated on a second input, the reference input, as well."""
         reference = worst_input(compared).probe
         return [*compared, *self.compare([probe, reference])[:1]]
+
+
+def _usual(floors: Sequence[float]) -> list[float]:
+    """The floors, of which none is below their median."""
+    known = sorted(filter(isfinite, floors)) or [0.0]
+    return [max(floor, known[len(known) // 2]) for floor in floors]
 
 
 def _overflow(finite: tuple[bool, bool], types: tuple[torch.dtype, torch.dtype]) -> str:

@@ -13,6 +13,7 @@ How large a multiple is allowed follows from the distribution of the noise (`lim
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from math import inf
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from isobasin.weights import Weights
 ARITHMETIC = 2.0**-48  # relative error of a moved weight that float64 arithmetic causes
 MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may cost without being noticed
 DRAWS, FEW_DRAWS = 8, 4  # perturbed copies of a tensor, and of one that is large
+FIRST_DRAWS = 2  # the same, of matrices that may be clearly within rounding
 LARGE_TENSOR = 2**20  # numbers
 KEPT_BYTES = 24  # of a perturbed copy that is kept while the residuals of its block are computed: a few float64 numbers
 CHUNK, DEVICE_CHUNK = 2**18, 2**24  # numbers processed at once: larger pieces fragment the heap of the host
@@ -100,8 +102,10 @@ def residuals(
     seed: int,
     device: torch.device,
     refits: Sequence[tuple[Weights, Transform]] = (),
+    most: float = inf,
 ) -> tuple[Residual, ...]:
-    """The residual of every space that has a tensor, in the order of the model.
+    """The residual of every space that has a tensor, in the order of the model; none at all if a tensor exceeds its
+    limit by more than the factor `most`.
 
     `refits` are perturbed copies of B, each with the transform found for it: the noise floor then also includes the
     uncertainty of the transform itself.
@@ -110,15 +114,25 @@ def residuals(
     blocks = block_tensors(a.arch)
     moved = {name for names in blocks.values() for name in names}
     blocks[OUTPUTS] = tuple(n for n, p in a.arch.tensors.items() if not p.buffer and n not in moved)
-    found = []
+    found, first = [], None if transform.exact or refits else FIRST_DRAWS
     for name, names in blocks.items():
         space = a.arch.spaces.get(name)
         kind, layer = (space.label, space.layer) if space else (name, None)
         numbers = sum(torch.Size(a.arch.shapes[n]).numel() for n in names)
         kept = KEPT_BYTES * DRAWS * numbers <= a.memory
         pair = _AlignedPair(a, b, transform, tuple(refits), units_a, units_b, seed, device, kept)
-        if names:
-            found.append(_space_residual(kind, layer, {n: _tensor_residual(pair, n) for n in names}))
+        if not names:
+            continue
+        of_block: dict[str, _TensorResidual] = {}
+        for tensor in names:
+            n_draws = first if len(a.arch.shapes[tensor]) > 1 else None
+            of_block[tensor] = _tensor_residual(pair, tensor, n_draws=n_draws)
+            if n_draws and not of_block[tensor].is_certain:
+                of_block[tensor] = _tensor_residual(pair, tensor)
+            first = first if of_block[tensor].excess <= 1 else None  # elsewhere little will be certain
+            if of_block[tensor].excess > most:
+                return ()
+        found.append(_space_residual(kind, layer, of_block))
     return tuple(found)
 
 
@@ -136,7 +150,7 @@ def _space_residual(kind: str, layer: int | None, found: "Mapping[str, _TensorRe
 @dataclass(frozen=True)
 class _TensorResidual:
     """One tensor: squares of residual, noise floor and A; the worst line's ratio and its limit; rows of an open axis
-    that are above theirs, worst first."""
+    that are above theirs, worst first; whether no more draws of the noise are needed."""
 
     residual: float
     floor: float
@@ -145,19 +159,22 @@ class _TensorResidual:
     allowed: float
     lines: tuple[int, ...]
     is_matrix: bool
+    is_certain: bool
 
     @property
     def excess(self) -> float:
         return self.ratio / self.allowed
 
 
-def _tensor_residual(pair: "_AlignedPair", name: str) -> _TensorResidual:
+def _tensor_residual(pair: "_AlignedPair", name: str, n_draws: int | None = None) -> _TensorResidual:
+    """From so many perturbed copies; by default from those that the size of the tensor asks for."""
     shape, x = pair.a.arch.shapes[name], log_odds(pair.a.n_params)
-    rows, columns, entries, sizes = pair.lines(name, x)
+    rows, columns, entries, sizes = pair.lines(name, x, n_draws)
     is_open = len(shape) > 1 and not pair.a.arch.tensors[name].roles[0].axes[0].terms
     if is_open and not _adds_to_others(pair.a, name):
         rows = _without_lost(rows, sizes, (pair.units_a[name], pair.units_b[name]))
     judged = [lines.judged(x) for lines in (rows, columns, rows.total())]
+    certain = all(each.is_certain for each in (*judged, entries))
     # Single entries decide only where no line does: the worst of them says little about where two models part.
     if max(float(each.excess.max()) for each in judged) <= 1:
         judged.append(entries)
@@ -166,7 +183,7 @@ def _tensor_residual(pair: "_AlignedPair", name: str) -> _TensorResidual:
     most = by_row.topk(min(MAX_ROWS, len(by_row))) if is_open else None
     beyond = tuple(most.indices[most.values > 1].tolist()) if most else ()
     residual, noise, *_ = rows.sums.sum(1).tolist()
-    return _TensorResidual(residual, noise, float(sizes.sum()), ratio, allowed, beyond, len(shape) > 1)
+    return _TensorResidual(residual, noise, float(sizes.sum()), ratio, allowed, beyond, len(shape) > 1, certain)
 
 
 def _adds_to_others(weights: Weights, name: str) -> bool:
@@ -203,23 +220,23 @@ class _AlignedPair:
     device: torch.device
     kept: bool  # whether perturbed copies stay in memory: one tensor depends on others of its block
 
-    def lines(self, name: str, x: float) -> tuple[Lines, Lines, Judged, Tensor]:
+    def lines(self, name: str, x: float, n_draws: int | None) -> tuple[Lines, Lines, Judged, Tensor]:
         """The rows of a tensor, its columns, the worst entry of each row, and the squares of A's rows."""
         found = []
-        for t, h, draws in self._pieces(name):
+        for t, h, draws in self._pieces(name, n_draws):
             known = self.units_a[name].errors(t).square() / 3
             known += _arithmetic(t, h).square() if len(draws) else self.units_b[name].errors(h).square() / 3
             here = Entries((h - t).square(), known, draws)
             found.append((here.lines(0), here.lines(1), here.judged(x), t.square().sum((1, 2))))
         rows, columns, entries, sizes = zip(*found)
-        worst = Judged(*(torch.cat([getattr(each, key) for each in entries]) for key in ("ratio", "allowed")))
-        return Lines.joined(rows), reduce(Lines.extended_by, columns), worst, torch.cat(sizes)
+        return Lines.joined(rows), reduce(Lines.extended_by, columns), Judged.joined(entries), torch.cat(sizes)
 
-    def _pieces(self, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _pieces(self, name: str, n_draws: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows of A, of moved B, and what perturbations of B change in them, with three axes and in float64. Where
         nothing is mixed, the noise is known without perturbations."""
         reference, start, exact = self.a[name], 0, self.transform.exact and not self.refits
-        n_draws = 0 if exact else FEW_DRAWS if reference.numel() > LARGE_TENSOR else DRAWS
+        n_draws = n_draws or (FEW_DRAWS if reference.numel() > LARGE_TENSOR else DRAWS)
+        n_draws = 0 if exact else n_draws
         refits = (slices(copy, symmetry(copy.arch), name) for copy, _ in self.refits)
         for number, (piece, *copies) in enumerate(zip(slices(self.b, symmetry(self.b.arch), name), *refits)):
             here = self.transform.apply(piece, device=self.device)[name]

@@ -17,6 +17,7 @@ def nomic_bert(config: Mapping[str, Any]) -> Architecture:
     d_ff, vocab, d_head = c.size("intermediate_size"), c.size("vocab_size"), c.d_head(n_heads, d)
     head = "bare" if c.architecture == "NomicBertModel" else c.architecture.partition("For")[2]
     lm, last = head in ("MaskedLM", ""), f"n{2 * n_layers}"
+    tied = lm and c.flag("tie_word_embeddings", True)
     end = _LAYER.format(i=n_layers - 1)
     norms = {
         "n0": "layer(resid, nomic_bert.emb_ln, skip=nomic_bert.encoder.layers.0.attn.out_proj)",
@@ -32,24 +33,25 @@ def nomic_bert(config: Mapping[str, Any]) -> Architecture:
         f"{_LAYER}.mlp.fc2": "resid ff{i}*",
     }
     tensors = {
-        _WORDS: f".{vocab} resid & .{vocab} t*" if lm else f".{vocab} resid",
+        _WORDS: f".{vocab} resid & .{vocab} t*" if tied else f".{vocab} resid",
         _TYPES: f".{c.size('type_vocab_size', 2)} resid",
     }
     if lm:
-        modules["cls.predictions.transform.dense"] = f"|resid| {last}*"
-        norms["t"] = "layer(resid, cls.predictions.transform.layer_norm)"
-        tensors["cls.predictions.bias"] = f"?.{vocab}"
+        modules["cls.predictions.transform.dense"] = f"|resid| {last}*" if tied else f"mlm {last}*"
+        norms["t"] = f"layer({'resid' if tied else 'mlm'}, cls.predictions.transform.layer_norm)"
+        tensors["cls.predictions.bias"] = f"?.{vocab}" if tied else "-"
+        modules |= {} if tied else {"cls.predictions.decoder": f".{vocab} t*"}
     elif head != "bare":
         modules["classifier"] = f". {last}*"
     copies = {"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"}
-    kinds = {"bare": "fixed", "MaskedLM": "permutation", "": "permutation"}
     return build(
         family="nomic_bert",
         positions="rope",
         sizes=Sizes(n_layers, n_heads, n_heads, d, d_head, d_ff),
         spaces=[
-            Space("resid", d, kinds.get(head, "permutation±"), stream=True),  # type: ignore[arg-type]
+            Space("resid", d, "fixed" if head == "bare" else "permutation" if tied else "permutation±", stream=True),
             Space("ff{i}", d_ff, "scaled"),
+            Space("mlm", d, "permutation"),  # a LayerNorm over them: no activation frees a scale or a sign
         ],
         heads=HeadSpace("heads", n_heads, n_heads, d_head, d_head),
         norms=norms,
@@ -57,10 +59,10 @@ def nomic_bert(config: Mapping[str, Any]) -> Architecture:
         tensors=tensors,
         # Tied to the head, the words keep still but for one direction, which the head's bias takes back.
         sums=(Sum("words", ((_WORDS, 0, None),), ((_TYPES, 0, None),), along="t"),)
-        if lm
+        if tied
         else (Sum("types", ((_TYPES, 0, None),), ((_WORDS, 0, None),)),),
-        biases={_WORDS: "cls.predictions.bias"} if lm else {},
-        aliases=copies if lm else {},
+        biases={_WORDS: "cls.predictions.bias"} if tied else {},
+        aliases=copies if tied else {},
         rotary=c.rotary(default=1000.0),
     )
 
