@@ -39,6 +39,11 @@ def with_short_rows(model: Any) -> None:
     model.model.embed_tokens = nn.Embedding.from_pretrained(model.model.embed_tokens.weight.data, max_norm=0.1)
 
 
+def with_other_positions(model: Any) -> Any:
+    model.bert.embeddings.position_ids = model.bert.embeddings.position_ids.flip(-1)
+    return model
+
+
 def attention(model: Any) -> Any:
     return model.model.layers[0].self_attn
 
@@ -61,6 +66,7 @@ CHANGED = {
     r"rotary_emb\.inv_freq: is not the table": lambda: changed(lambda m: m.model.rotary_emb.inv_freq.mul_(0.5)),
     "is ReLU, the config makes": lambda: changed(lambda m: setattr(m.model.layers[0].mlp, "act_fn", nn.ReLU())),
     r"epsilon: is .*, the config makes 0\.5": lambda: changed(lambda m: setattr(m.config, "rms_norm_eps", 0.5)),
+    r"position_ids: is not the table": lambda: with_other_positions(tiny.case("bert-masked-lm-tied").build()),
     r"max_norm: is 0\.1": lambda: changed(with_short_rows),
     r"is_causal: is False, the config makes True": lambda: changed(lambda m: setattr(attention(m), "is_causal", False)),
     r"scaling: is 0\.5": lambda: changed(lambda m: setattr(attention(m), "scaling", torch.tensor(0.5))),

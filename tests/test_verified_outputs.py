@@ -82,6 +82,47 @@ def test_experts_whose_scores_tie_are_the_cause(
     assert run(["scramble", str(model), "-o", str(tmp_path / "out"), "--verify", "none"]) == 0
 
 
+def test_tied_experts_that_a_single_token_takes_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows 2 and 3 of the router see one coordinate of the stream, which one token alone uses."""
+    kind = mt.model_type("mixtral-untied")
+    few = {"num_local_experts": 4, "num_experts_per_tok": 1}
+    model = replace(kind, config={**kind.config, **few}).build(3).float()
+    rare, scale = model.config.vocab_size - 1, 40.0
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "embed_tokens" in name:
+                tensor[:, 0] = 0
+                tensor[rare] = torch.zeros(tensor.shape[1]).index_fill(0, torch.tensor(0), scale)
+            elif name.endswith("o_proj.weight"):
+                tensor[0] = 0
+            elif "down_proj" in name:
+                tensor[:, 0] = 0
+            elif name.endswith("gate.weight"):
+                tensor[2:] = torch.zeros_like(tensor[2:]).index_fill(1, torch.tensor(0), 5.0)
+                tensor[:2, 0] = 0
+    model.save_pretrained(tmp_path / "tied")
+    assert run(["scramble", str(tmp_path / "tied"), "-o", str(tmp_path / "out")]) == 2
+    assert "rows 2 and 3 are equal" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_scores_that_saturate_in_float32_tie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sigmoid of large numbers is one in float32: transformers takes the experts by their order."""
+    model = mt.model_type("deepseek_v3-groups").build(3).float()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("gate.weight"):
+                tensor.mul_(300)
+        for name, tensor in model.named_buffers():
+            if name.endswith("correction_bias"):
+                tensor.zero_()
+    model.save_pretrained(tmp_path / "tied")
+    assert run(["scramble", str(tmp_path / "tied"), "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"scores of experts are equal on an input in float(32|64), so which experts are taken", said)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_ties_that_change_nothing_excuse_no_change(tied: bool, tmp_path: Path) -> None:
     """Experts with equal rows are equal themselves, or no rows are equal; then another tensor is changed."""

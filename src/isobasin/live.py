@@ -52,7 +52,7 @@ class _Built:
         kinds = {name: type(module) for name, module in modules.items()}
         settings = {name: _settings(module) for name, module in modules.items()}
         buffers = ((name, x) for name, x in model.named_buffers() if name not in stored)
-        tables = {name: x for name, x in buffers if x.is_floating_point() and not x.is_meta}
+        tables = {name: x for name, x in buffers if not x.is_meta}
         return _Built(kinds, settings, tables)
 
 
@@ -97,12 +97,15 @@ def _check_parts(live: _Built, built: _Built) -> None:
                 raise CheckpointError(f"{place}: is {found!s:.80}, the config makes {value!s:.80} of it; {REMEDY}")
     for name, table in built.tables.items():
         x = live.tables.get(name)
-        if x is not None and x.shape == table.shape and not _is_near(x.detach().cpu().double(), table.double()):
+        if x is not None and x.shape == table.shape and not _is_near(x.detach().cpu(), table):
             raise CheckpointError(f"{name}: is not the table that the config makes; {REMEDY}")
 
 
 def _is_near(x: Tensor, y: Tensor) -> bool:
-    return bool(torch.allclose(x, y, rtol=ROUNDING, atol=1e-30, equal_nan=True))
+    """The same numbers within the rounding of a cast; whole numbers, such as positions, exactly."""
+    if not y.is_floating_point():
+        return torch.equal(x, y)
+    return bool(torch.allclose(x.double(), y.double(), rtol=ROUNDING, atol=1e-30, equal_nan=True))
 
 
 def _settings(module: nn.Module) -> dict[str, object]:

@@ -32,6 +32,8 @@ PLAIN_RUN = {
     "output_hidden_states": False,
     "output_router_logits": False,
 }
+USUAL_LENGTH = 16  # tokens of an input
+MAX_OPERATIONS = 2.0e11  # multiplications that one long input may cost
 CHUNKS = "chunk_size_feed_forward"  # changes no output, but texts whose length is no multiple of it are refused
 _CHOICES = 2  # answers to one question of a multiple-choice model
 OUTPUTS = (
@@ -54,10 +56,24 @@ INNER_OUTPUTS = ("image_hidden_states", "rope_deltas", "logits_per_text")
 ENCODER_OUTPUTS = ("encoder_last_hidden_state",)  # of a model whose outputs are states; a head does not show them
 
 
-def random_inputs(weights: Weights, *, n: int = 3, length: int = 16, seed: int = 0) -> list[Inputs]:
+def random_inputs(weights: Weights, *, n: int = 3, length: int = USUAL_LENGTH, seed: int = 0) -> list[Inputs]:
     """Single inputs for this model: token ids (and types), pixels (and masked patches), or a text with an image."""
     rng = torch.Generator().manual_seed(seed)
     return [_one_input(weights, length, rng) for _ in range(n)]
+
+
+def vocabulary_inputs(weights: Weights, *, seed: int = 0) -> list[Inputs]:
+    """Texts that together hold every token once, in random order, or as many as `affordable_length` allows."""
+    length = min(USUAL_LENGTH, max_length(weights) or USUAL_LENGTH)
+    order = torch.randperm(vocabulary_size(weights) or 2, generator=torch.Generator().manual_seed(seed))
+    drawn = random_inputs(weights, n=1, length=length, seed=seed)[0]
+    some = order[: max(length, affordable_length(weights))].split(length)
+    return [with_tokens(weights, drawn, torch.cat([ids, order[: length - len(ids)]])) for ids in some]
+
+
+def affordable_length(weights: Weights) -> int:
+    """Tokens that can be run in the time that a long input may cost."""
+    return max(USUAL_LENGTH, int(MAX_OPERATIONS / max(1, weights.n_params) / 2))
 
 
 def _one_input(weights: Weights, length: int, rng: torch.Generator) -> Inputs:

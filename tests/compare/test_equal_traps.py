@@ -19,6 +19,7 @@ from compared_models import (
 from torch import Tensor
 
 import isobasin as ib
+import model_types as mt
 from isobasin.arch import HeadSpace
 from isobasin.compare.degenerate import remove_degeneracies
 from isobasin.compare.equivalence import refine_transform
@@ -659,3 +660,19 @@ def test_a_row_that_differs_as_stored_is_tried_by_itself(monkeypatch: pytest.Mon
     assert tried[0] == {name: (123,)}
     ib.equivalent(a, scrambled_file(with_tensors(a, {name: table})))
     assert tried[2] == {}
+
+
+def test_an_empty_table_of_rotary_positions_is_not_a_missing_one() -> None:
+    """transformers makes YaRN of a missing table of GPT-OSS, and plain rotary positions of an empty one."""
+    model = mt.built("gpt_oss-untied")
+    plain = {key: value for key, value in model.config.to_dict().items() if key != "rope_parameters"}
+    plain["architectures"] = [type(model).__name__]
+    empty, missing, named = (
+        ib.load(model.state_dict(), config=plain | table)
+        for table in ({"rope_parameters": {}}, {}, {"rope_parameters": {"rope_type": "default"}})
+    )
+    assert ib.equivalent(empty, named).answer == "same"
+    found = ib.equivalent(empty, missing)
+    assert found.answer == "different"
+    assert "rotary positions" in str(found)
+    assert str(ib.fingerprint(empty)) != str(ib.fingerprint(missing))

@@ -66,9 +66,9 @@ class Fields:
         """Base, type and scaling of rotary positions: whatever transformers reads of them, and nothing it ignores.
 
         A value inside the table wins over one beside it; `base_key` is where a base stands beside the table,
-        `default` the base where there is none, and `usual` the table where there is none.
+        `default` the base where there is none, and `usual` the table where there is none; an empty one is one.
         """
-        table = self.rotary_table or usual or {}
+        table = self.rotary_table or (usual if usual and not self.has("rope_parameters") else {})
         base = next((v for v in (table.get("rope_theta"), self.config.get(base_key)) if v is not None), default)
         if not isinstance(base, int | float) or isinstance(base, bool) or base <= 0:
             raise ArchitectureError(f"config.json: {base_key} is {base!r}, expected a positive number")

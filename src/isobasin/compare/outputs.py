@@ -17,12 +17,15 @@ from isobasin.rounding import perturbed, rounding_units
 from isobasin.runtime import (
     CPU,
     SMALLEST_SIZE,
+    USUAL_LENGTH,
     Inputs,
     Runner,
+    affordable_length,
     max_length,
     output_difference,
     random_inputs,
     token_key,
+    vocabulary_inputs,
     vocabulary_size,
     with_tokens,
 )
@@ -39,9 +42,8 @@ CONFIRMED = 300.0
 EXPERT_COPIES = 8  # the same with experts: rounding exchanges one of them on few inputs only, and then changes much
 SEARCH_ROUNDS, SEARCH_VARIANTS = 12, 4
 MAX_PRINTED = 4096  # numbers of an input in JSON
-USUAL_LENGTH, MAX_LENGTH = 16, 256  # tokens
+MAX_LENGTH = 256  # tokens
 NUMBERS = ("pixel_values", "input_features")  # inputs that are no tokens
-MAX_OPERATIONS = 2.0e11  # multiplications that one long input may cost
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,9 @@ def _max_length(weights: Weights) -> int:
     return min(MAX_LENGTH, max_length(weights) or MAX_LENGTH)
 
 
-def _affordable_length(weights: Weights) -> int:
-    return max(USUAL_LENGTH, int(MAX_OPERATIONS / max(1, weights.n_params) / 2))
-
-
 def _token_ids(weights: Weights, seed: int, brief: bool) -> dict[str, Tensor]:
     """Tokens with a structure, by label."""
-    usual, long = min(USUAL_LENGTH, _max_length(weights)), min(_max_length(weights), _affordable_length(weights))
+    usual, long = min(USUAL_LENGTH, _max_length(weights)), min(_max_length(weights), affordable_length(weights))
     n = vocabulary_size(weights) or 2
     rng = torch.Generator().manual_seed(seed)
     one, two = torch.randint(n, (2,), generator=rng).tolist()
@@ -319,7 +317,7 @@ class OutputComparison:
             for size in (vocabulary_size(shorter), max_length(shorter))
         )
         usual = min(USUAL_LENGTH, _max_length(shorter))
-        length = max(usual, min(max(positions, default=0) + 1, _affordable_length(shorter)))
+        length = max(usual, min(max(positions, default=0) + 1, affordable_length(shorter)))
         drawn = random_inputs(shorter, n=1, length=length, seed=self.seed)[0]
         for chosen in (tokens, tokens[:1]) if tokens else (drawn[key].flatten(0, -2)[0].tolist(),):
             inputs = with_tokens(shorter, drawn, torch.tensor(chosen).repeat(length)[:length])
@@ -331,13 +329,8 @@ class OutputComparison:
         the time of one long text. A change may be seen by a single token."""
         if token_key(compared[0].inputs) is None:
             return compared
-        shorter = min(self.a, self.b, key=_max_length)
-        n_tokens, length = vocabulary_size(shorter) or 2, min(USUAL_LENGTH, _max_length(shorter))
-        order = torch.randperm(n_tokens, generator=torch.Generator().manual_seed(self.seed))
-        drawn = random_inputs(shorter, n=1, length=length, seed=self.seed)[0]
-        some = order[: max(length, _affordable_length(shorter))].split(length)
-        texts = [torch.cat([ids, order[: length - len(ids)]]) for ids in some]
-        found = [Probe("tokens of the whole vocabulary", with_tokens(shorter, drawn, ids)) for ids in texts]
+        texts = vocabulary_inputs(min(self.a, self.b, key=_max_length), seed=self.seed)
+        found = [Probe("tokens of the whole vocabulary", inputs) for inputs in texts]
         outputs = [self._run(self._runner(w), [probe.inputs for probe in found]) for w in (self.a, self.b)]
         differences = [output_difference(x, y, x) for x, y in zip(*outputs)]
         return self._with_probe(compared, found[max(range(len(found)), key=differences.__getitem__)])
