@@ -39,6 +39,20 @@ def with_short_rows(model: Any) -> None:
     model.model.embed_tokens = nn.Embedding.from_pretrained(model.model.embed_tokens.weight.data, max_norm=0.1)
 
 
+def with_its_own_call(model: Any) -> None:
+    class Other(nn.Linear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().__call__(x)
+
+    model.lm_head.__class__ = Other
+
+
+def with_a_plain_function(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    del mlp.act_fn
+    mlp.act_fn = torch.tanh
+
+
 def with_other_positions(model: Any) -> Any:
     model.bert.embeddings.position_ids = model.bert.embeddings.position_ids.flip(-1)
     return model
@@ -61,6 +75,8 @@ def edited(name: str, place: Callable[[Any], Any], key: str, value: object) -> A
 CHANGED = {
     "has a forward of its own": with_its_own_forward,
     "forward of its own; save": lambda: changed(lambda m: setattr(m.lm_head, "forward", lambda x: x)),
+    "lm_head .*: has a forward of its own": lambda: changed(with_its_own_call),
+    r"act_fn: is no module, the config makes": lambda: changed(with_a_plain_function),
     "has a forward hook": lambda: changed(lambda m: m.lm_head.register_forward_hook(lambda *_: None)),
     "hook; remove it": lambda: changed(lambda m: m.lm_head.register_forward_pre_hook(lambda *_: None)),
     r"rotary_emb\.inv_freq: is not the table": lambda: changed(lambda m: m.model.rotary_emb.inv_freq.mul_(0.5)),

@@ -25,6 +25,7 @@ ROUNDING = 0.01  # relative, of a table that was cast to bfloat16
 MOVING_TABLES = ("dynamic", "longrope")  # rotary tables that follow the length of the input
 # What a module keeps that changes no output outside of training and of losses.
 TRAINING = {"training", "p", "gradient_checkpointing", "layerdrop", "name_or_path", "inplace", "num_labels"}
+ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
 REMEDY = "save it in a folder, or give its tensors with a config"
 
 
@@ -45,6 +46,10 @@ class _Built:
     kinds: Mapping[str, type]
     settings: Mapping[str, Mapping[str, object]]
     tables: Mapping[str, Tensor]
+
+    @property
+    def activations(self) -> list[str]:
+        return [name for name, kind in self.kinds.items() if kind.__module__ in ACTIVATIONS]
 
     @staticmethod
     def of(model: nn.Module) -> "_Built":
@@ -72,8 +77,11 @@ def check_live(model: Any) -> None:
 def _check_code(name: str, module: nn.Module) -> None:
     """The code of a module and its hooks are those of the packages above."""
     replaced = "forward" in vars(module) and not hasattr(module, "_hf_hook")
-    if replaced or not _is_known(type(module).forward):
+    if replaced or not all(_is_known(code) for code in (type(module).forward, type(module).__call__)):
         raise CheckpointError(f"{name} ({type(module).__name__}): has a forward of its own; {REMEDY}")
+    computed = [key for key in ("weight", "bias") if isinstance(getattr(type(module), key, None), property)]
+    if any(not _is_known(getattr(type(module), key).fget) for key in computed):
+        raise CheckpointError(f"{name} ({type(module).__name__}): computes its {computed[0]}; {REMEDY}")
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(not _is_known(hook) for hook in hooks):
         raise CheckpointError(f"{name} ({type(module).__name__}): has a forward hook; remove it, or {REMEDY}")
@@ -86,6 +94,9 @@ def _is_known(function: Any) -> bool:
 
 
 def _check_parts(live: _Built, built: _Built) -> None:
+    inside = [name for name in built.activations if name.rpartition(".")[0] in live.kinds]
+    if gone := next((name for name in inside if name not in live.kinds), None):
+        raise CheckpointError(f"{gone}: is no module, the config makes {built.kinds[gone].__name__} of it; {REMEDY}")
     for name in live.kinds.keys() & built.kinds.keys():
         kind, expected = live.kinds[name], built.kinds[name]
         if not issubclass(kind, expected) and kind.__module__.partition(".")[0] not in FASTER:

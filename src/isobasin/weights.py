@@ -447,6 +447,9 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _require_dense(tensors: Mapping[str, Tensor]) -> None:
+    if odd := next((name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)), None):
+        found = type(tensors[odd]).__name__
+        raise CheckpointError(f"{odd}: is a {found}, expected a tensor; quantised models are not supported")
     if odd := next((name for name, tensor in tensors.items() if tensor.layout != torch.strided), None):
         raise CheckpointError(f"{odd}: has the layout {tensors[odd].layout}, expected a dense tensor; see to_dense()")
 

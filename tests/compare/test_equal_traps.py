@@ -676,3 +676,31 @@ def test_an_empty_table_of_rotary_positions_is_not_a_missing_one() -> None:
     assert found.answer == "different"
     assert "rotary positions" in str(found)
     assert str(ib.fingerprint(empty)) != str(ib.fingerprint(missing))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_the_order_of_experts_that_tie_decides_unless_they_are_equal(equal: bool) -> None:
+    """Experts 2 and 3 have equal rows of the router, and no random token takes them."""
+    kind = mt.model_type("mixtral-untied")
+    few = {"num_local_experts": 4, "num_experts_per_tok": 1}
+    model = replace(kind, config={**kind.config, **few}).build(3).float()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("gate.weight"):
+                tensor[1], tensor[2:] = -tensor[0], 0.0
+            elif equal and ".experts." in name:
+                tensor[3] = tensor[2]
+    a = ib.load(model)
+    orders = set()
+    for seed in range(6):
+        drawn = ib.scramble(a, seed=seed)
+        moved = replace(
+            drawn, elements={n: g for n, g in drawn.elements.items() if n in a.arch.expert_spaces}, gauge={}
+        )
+        kept = all(g.is_identity for g in moved.elements.values())
+        found = ib.equivalent(a, held(moved.apply(a)))
+        orders.add(found.answer)
+        assert equal or found.answer == "undecided" or kept
+        if found.answer == "undecided":
+            assert "order of experts whose scores are equal" in str(found)
+    assert "undecided" in orders if not equal else orders == {"same"}

@@ -324,6 +324,9 @@ class Family:
         if self.text is not None:
             config = _Resolved(config, self.aliases)
         found = {key: _plain(config.get(key, default)) for key, default in defaults.items()}
+        for key, value in found.items():
+            if isinstance(value, str) and isinstance(defaults[key], int | float):
+                raise ArchitectureError(f"config.json: {key} is {value!r:.80}, expected a number")
         if self.text is not None:
             family, inner = self.text.of(config)
             found |= family.settings_of(inner)

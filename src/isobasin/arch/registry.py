@@ -205,7 +205,8 @@ def describe(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -
         arch = arch.with_unread(others)
         names = resolve(family, arch, shapes)
     described = {name: disk for name, disk in names.on_disk.items() if not name.startswith(arch.copied)}
-    _check_biases(*family.language_model(config), described)
+    _check_biases(*family.language_model(config), arch, described)
+    family.settings_of(config)  # refuses numbers that are given as text
     bound = arch.bind(_shapes_of(arch, names, shapes))
     for copy, target in names.copies.items():
         if shapes[copy] != shapes[names.on_disk[target]]:
@@ -320,8 +321,9 @@ def _check_loading(family: Family, config: Mapping[str, Any]) -> None:
             )
 
 
-def _check_biases(family: Family, config: Mapping[str, Any], on_disk: Mapping[str, str]) -> None:
-    """Refuse a stored bias that the config switches off, or that no model of the family has: it is not loaded."""
+def _check_biases(family: Family, config: Mapping[str, Any], arch: Architecture, on_disk: Mapping[str, str]) -> None:
+    """Refuse a stored bias that the config switches off, or that no model of the family has: it is not loaded; and a
+    missing one that the config switches on."""
     for flag in family.bias_flags:
         value = config.get(flag.key)
         found = [name for name in on_disk if re.search(flag.biases, name)]
@@ -333,6 +335,12 @@ def _check_biases(family: Family, config: Mapping[str, Any], on_disk: Mapping[st
             raise ArchitectureError(
                 f"{on_disk[found[0]]}: config.json has {flag.key} false, so transformers ignores this bias: remove it, "
                 f"or set {flag.key} to true"
+            )
+        missing = [n for n, p in arch.tensors.items() if p.optional and n not in on_disk and re.search(flag.biases, n)]
+        if missing and flag.key and (flag.default if value is None else value):
+            raise ArchitectureError(
+                f"{missing[0]}: transformers expects this bias ({flag.key} is true), the checkpoint does not have it: "
+                f"complete the folder, or set {flag.key} to false in config.json"
             )
 
 

@@ -175,8 +175,10 @@ def adapter_lines(facts: dict[str, Any]) -> list[str]:
 
 def moved_lines(facts: dict[str, Any]) -> list[str]:
     how = "nothing was rounded" if facts["exact"] else f"rounded once, to {facts['dtype']}"
+    narrow = not facts["exact"] and facts["dtype"] not in ("float32", "float64")
+    before = f", before weights were rounded to {facts['dtype']}" if narrow else ""
     return [
         f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}",
-        f"outputs: {facts['outputs_compared']}",
+        f"outputs: {facts['outputs_compared']}{before}",
         *not_copied_lines(facts),
     ]

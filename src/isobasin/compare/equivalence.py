@@ -49,6 +49,7 @@ from isobasin.rounding import dtype_named, perturbed, rounding_units
 from isobasin.runtime import image_shape, vocabulary_size
 from isobasin.symmetries import symmetry
 from isobasin.symmetries.attention import attention_matrices
+from isobasin.symmetries.check import tied_experts
 from isobasin.symmetries.head_balance import balance_heads, smallest_singular_value
 from isobasin.symmetries.normal_form import unheld_norms, with_unit_shift
 from isobasin.symmetries.transform import Transform
@@ -271,8 +272,19 @@ def _equivalent(
         compared = outputs.with_vocabulary(compared)
     if element.fits and find_witness(compared) is None and not _is_surely_identical(element, outputs.a, outputs.b):
         compared = outputs.as_named(compared)
-    found = replace(decide(a, b, element, compared, coarsest_precision(a, b, precision=precision)), moves_b=not steps)
+    ties = _moved_ties(element, a) if element.fits else ""
+    verdict = decide(a, b, element, compared, coarsest_precision(a, b, precision=precision), ties)
+    found = replace(verdict, moves_b=not steps)
     return found if trunk is None else about_shared(found, trunk)
+
+
+def _moved_ties(element: TransformEvidence, a: Weights) -> str:
+    """Experts of A with equal rows of their router whose order the transform changes, in words: their order decides
+    which of them transformers takes."""
+    elements = {} if element.transform is None else element.transform.elements
+    moved = [space for space in a.arch.expert_spaces if space in elements and not elements[space].is_identity]
+    ties = tied_experts(a) if moved else {}
+    return next((text for space, text in ties.items() if space in moved), "")
 
 
 def _trunk(a: Weights, b: Weights) -> TrunkPair | None:
@@ -535,14 +547,21 @@ def refine_transform(a: Weights, b: Weights, transform: Transform, device: torch
 
 
 def decide(
-    a: Weights, b: Weights, evidence: TransformEvidence, compared: list[ComparedInput], precision: str
+    a: Weights,
+    b: Weights,
+    evidence: TransformEvidence,
+    compared: list[ComparedInput],
+    precision: str,
+    ties: str = "",
 ) -> Verdict:
-    """`same` if the transform fits and there is no witness, `different` if it does not fit and there is one."""
+    """`same` if the transform fits and there is no witness, `different` if it does not fit and there is one. `ties` are
+    experts that the transform moves though their scores are equal, in words."""
     worst, witness = worst_input(compared), find_witness(compared)
     lost = max(compared, key=lambda c: c.difference)
     overflow = next((c for c in compared if c.overflow), None)
     confirmed = worst.ratio <= SAME_THRESHOLD and lost.difference <= MAX_ROUNDING
-    if evidence.fits and witness is None and overflow is None and (confirmed or _is_identical(evidence)):
+    agree = witness is None and overflow is None and (confirmed or _is_identical(evidence))
+    if evidence.fits and agree and not ties:
         reason = _reason_same(evidence, compared, precision) + _types_text(a, b, evidence, precision)
         claimed = precision if _is_surely_identical(evidence, a, b) else precision_as_run(a, b, precision=precision)
         return Verdict("same", reason, claimed, evidence, worst, len(compared))
@@ -552,6 +571,11 @@ def decide(
     answer: Answer = "undecided" if witness is None or evidence.fits else "different"
     if witness is None and evidence.fits and overflow is not None:
         reason = f"an element fits, but {_overflow_text(overflow)}"
+    elif evidence.fits and agree:
+        reason = (
+            f"an element fits, and outputs agree on {len(compared)} inputs, but it changes the order of experts whose "
+            f"scores are equal ({ties}), which decides which of them are taken"
+        )
     elif witness is None and evidence.fits and lost.difference <= MAX_ROUNDING:
         reason = (
             f"tolerance: an element fits, but outputs differ by {worst.difference:.1e} on an input "

@@ -109,8 +109,8 @@ class Fingerprint(Shown):
         if (self.family, self.digest) != (other.family, other.digest):
             if self.digest == other.tied_digest or other.digest == self.tied_digest:
                 raise IsobasinError(
-                    "one of the two fingerprints was made before version 0.2, of a model whose head is tied to its "
-                    "embedding; make it again, or compare the models with `isobasin equal`"
+                    "one of the two fingerprints is of a model without a head, or was made before version 0.2 of one "
+                    "whose head is tied to its embedding; compare the models with `isobasin equal`"
                 )
             return ()
         return tuple(abs(x - y) for x, y in zip(self.entries, other.entries))

@@ -231,7 +231,15 @@ class Lineage(Shown):
         rows = [
             (str(edge), f"{edge.distance:.3g}" if isfinite(edge.distance) else "", edge.evidence) for edge in self.edges
         ]
-        facts = {"unrelated": ", ".join(alone)} if alone else {}
+        unknown = {name for edge in self.edges_of("undecided") for name in (*edge.parents, edge.child)}
+        facts = {
+            label: ", ".join(names)
+            for label, names in {
+                "unrelated": [name for name in alone if name not in unknown],
+                "not compared with all": [name for name in alone if name in unknown],
+            }.items()
+            if names
+        }
         title = f"{len(self.models)} models in {len(self.trees)} groups"
         return Summary(title, facts, ("relation", "distance", "evidence"), rows)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, pairwise
 from math import inf, isfinite
 
 import torch
@@ -227,6 +228,18 @@ def _refuse_ties(
         f"{what}, so which experts are taken hangs on rounding and on their order: outputs show nothing; make the "
         "scores differ; --verify none writes a model all the same"
     )
+
+
+def tied_experts(weights: Weights) -> dict[str, str]:
+    """By space, in words, experts with equal rows of the router and other weights: their order decides which is
+    taken."""
+    places, found = weights.arch.expert_tensors, dict[str, str]()
+    for space, groups in _ties(weights).items():
+        for first, second in chain.from_iterable(map(pairwise, groups)):
+            tensors = zip(places[space][first], places[space][second], strict=True)
+            if space not in found and not all(torch.equal(weights[x], weights[y]) for x, y in tensors):
+                found[space] = f"router {weights.arch.router_of(space)}: rows {first} and {second} are equal"
+    return found
 
 
 def _ties(weights: Weights) -> dict[str, list[list[int]]]:
