@@ -61,15 +61,16 @@ def room(device: torch.device, memory: int) -> int:
 
 
 class AsFloat64(Mapping[str, Tensor]):
-    """The same tensors in float64, where all arithmetic on them happens; others (buffers) as they are."""
+    """The same tensors in float64, where all arithmetic on them happens but for that of 16-bit models that need less;
+    others (buffers) as they are."""
 
-    def __init__(self, base: Tensors, device: torch.device | None = None) -> None:
+    def __init__(self, base: Tensors, device: torch.device | None = None, dtype: torch.dtype = torch.float64) -> None:
         self._base = base
-        self._device = device
+        self._device, self._dtype = device, dtype
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._base[name]
-        return tensor.to(self._device, torch.float64) if tensor.is_floating_point() else tensor
+        return tensor.to(self._device, self._dtype) if tensor.is_floating_point() else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)

@@ -291,7 +291,7 @@ def test_a_tied_fingerprint_of_an_older_version_is_compared_with_the_model_or_re
     assert old.matches(scrambled(tied))
     assert not old.matches(tiny_model("llama-tied", 1))
     for other in (fingerprint(tied), fingerprint(untied(tied)), untied(tied)):
-        with pytest.raises(IsobasinError, match=r"made before version 0\.2, of a model whose head is tied"):
+        with pytest.raises(IsobasinError, match=r"made before version 0\.2 of one whose head is tied"):
             old.matches(other)
 
 

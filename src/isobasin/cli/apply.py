@@ -175,7 +175,7 @@ def adapter_lines(facts: dict[str, Any]) -> list[str]:
 
 def moved_lines(facts: dict[str, Any]) -> list[str]:
     how = "nothing was rounded" if facts["exact"] else f"rounded once, to {facts['dtype']}"
-    narrow = not facts["exact"] and facts["dtype"] not in ("float32", "float64")
+    narrow = facts["max_output_change"] is not None and not facts["exact"] and facts["dtype"] in ("bfloat16", "float16")
     before = f", before weights were rounded to {facts['dtype']}" if narrow else ""
     return [
         f"{facts['output']}: the same function, weights changed by up to {facts['max_weight_change']:.3g}; {how}",

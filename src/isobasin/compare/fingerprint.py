@@ -243,7 +243,7 @@ def _numbers(label: str, *shape: int, like: Tensor) -> Tensor:
 def _signs(name: str, like: Tensor) -> Tensor:
     """Fixed signs; on CUDA those of its own generator, as copying the others takes longer than all the rest."""
     if like.device.type != "cuda":
-        return fixed_signs(f"rounding {name}", *like.shape).to(like)
+        return fixed_signs(f"rounding {name}", *like.shape).to(like.device)
     rng = torch.Generator(like.device).manual_seed(zlib.crc32(name.encode()))
     return torch.randint(0, 2, like.shape, generator=rng, device=like.device).mul_(2).sub_(1).to(like.dtype)
 
@@ -256,8 +256,13 @@ def _rounded(weights: Weights) -> Weights:
     """
 
     def moved(name: str) -> Tensor:
-        x, step = weights[name].to(torch.float64), torch.finfo(weights.dtypes[name]).eps / 12**0.5
-        return x + step * _signs(name, x) * _mixed_sizes(x)
+        x = weights[name].to(torch.float64, copy=True)
+        size = float(x.abs().max()) if x.numel() else 0.0
+        if not 0 < size < math.inf:
+            return x
+        step = size * torch.finfo(weights.dtypes[name]).eps / 12**0.5
+        noise = _mixed_sizes((x / size).to(torch.float32)).mul_(_signs(name, x))
+        return x.add_(noise, alpha=step)
 
     names = [n for n, pattern in weights.arch.tensors.items() if not pattern.buffer]
     changes = {name: lambda _, n=name: moved(n) for name in names}
@@ -265,11 +270,13 @@ def _rounded(weights: Weights) -> Weights:
 
 
 def _mixed_sizes(x: Tensor) -> Tensor:
-    """For every number the root mean square of itself, its row, its column and the whole tensor, in equal shares."""
-    squares = x.square()
+    """For every number the root mean square of itself, its row, its column and the whole tensor, in equal shares; takes
+    the place of x."""
+    squares = x.square_()
     parts = [squares.mean(k, keepdim=True) for k in range(x.dim())] if x.dim() > 1 else []
-    shares = [squares, squares.mean().expand_as(squares), *parts]
-    return (sum(shares[1:], shares[0]) / len(shares)).sqrt()
+    for share in (squares.mean(), *parts):
+        squares.add_(share)
+    return squares.div_(2 + len(parts)).sqrt_()
 
 
 def fingerprint(model: ModelSource, device: torch.device | str | None = None) -> Fingerprint:

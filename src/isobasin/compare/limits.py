@@ -10,6 +10,7 @@ few perturbed copies, the limit also covers the error of the estimate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, log
 
 import torch
@@ -90,9 +91,19 @@ class Entries:
         others = tuple(k for k in range(3) if k != axis)
         moved = self._moved()
         each = (self.residual, self.known + moved, self.known, self.known * (self.known + 2 * moved))
-        products = torch.einsum(f"krco,lrco->{'rc'[axis]}kl", self.draws, self.draws)
         length = self.residual.numel() // self.residual.shape[axis]
-        return Lines(torch.stack([x.sum(others) for x in each]), products, self.known.amax(others), length)
+        return Lines(torch.stack([x.sum(others) for x in each]), self._products[axis], self.known.amax(others), length)
+
+    @cached_property
+    def _products(self) -> tuple[Tensor, Tensor]:
+        """The products of the draws with each other, summed over rows and over columns."""
+        n = len(self.draws)
+        found = [self.draws.new_empty(size, n, n) for size in self.known.shape[:2]]
+        for k in range(n):
+            products = self.draws[k] * self.draws[k:]
+            for axis, sums in enumerate(found):
+                sums[:, k, k:] = sums[:, k:, k] = products.sum((2 - axis, 3)).mT
+        return found[0], found[1]
 
     def _moved(self) -> Tensor:
         return self.draws.square().mean(0) if len(self.draws) else torch.zeros_like(self.known)

@@ -25,7 +25,9 @@ from isobasin.symmetries.normal_form import block_tensors, slices
 from isobasin.symmetries.transform import Transform
 from isobasin.weights import Weights
 
-ARITHMETIC = 2.0**-48  # relative error of a moved weight that float64 arithmetic causes
+# Relative error of a moved weight that arithmetic causes: in float64, and in float32 where all weights have 16 bits.
+ARITHMETIC = {torch.float64: 2.0**-48, torch.float32: 2.0**-19}
+NARROW = 2.0**-12  # the rounding of float16; that of bfloat16 is larger
 MAX_LOST = 0.05  # the share of a row that the smallest numbers of a type may cost without being noticed
 DRAWS, FEW_DRAWS = 8, 4  # perturbed copies of a tensor, and of one that is large
 FIRST_DRAWS = 2  # the same, of matrices that may be clearly within rounding
@@ -225,7 +227,7 @@ class _AlignedPair:
         found = []
         for t, h, draws in self._pieces(name, n_draws):
             known = self.units_a[name].errors(t).square() / 3
-            known += _arithmetic(t, h).square() if len(draws) else self.units_b[name].errors(h).square() / 3
+            known += self._arithmetic(t, h).square() if len(draws) else self.units_b[name].errors(h).square() / 3
             here = Entries((h - t).square(), known, draws)
             found.append((here.lines(0), here.lines(1), here.judged(x), t.square().sum((1, 2))))
         rows, columns, entries, sizes = zip(*found)
@@ -239,7 +241,7 @@ class _AlignedPair:
         n_draws = 0 if exact else n_draws
         refits = (slices(copy, symmetry(copy.arch), name) for copy, _ in self.refits)
         for number, (piece, *copies) in enumerate(zip(slices(self.b, symmetry(self.b.arch), name), *refits)):
-            here = self.transform.apply(piece, device=self.device)[name]
+            here = self._apply(piece)[name]
             if self.refits:
                 moved = [self._refitted(copy, k)[name] for k, copy in enumerate(copies)]
             else:
@@ -259,11 +261,26 @@ class _AlignedPair:
         if piece is self.b:
             return self._moved_copies[draw][name]
         seed = self.seed + 7919 * number + 104_729 * draw
-        return self.transform.apply(perturbed(piece, self.units_b, seed=seed), device=self.device)[name]
+        return self._apply(perturbed(piece, self.units_b, seed=seed))[name]
 
     def _refitted(self, piece: Weights, k: int) -> Weights:
         copy, transform = self.refits[k]
         return self._moved_refits[k] if piece is copy else transform.apply(piece, device=self.device)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type in which B is moved."""
+        narrow = all(r.unit >= NARROW for units in (self.units_a, self.units_b) for r in units.values())
+        return torch.float32 if narrow and not self.refits else torch.float64
+
+    def _apply(self, weights: Weights, *, kept: bool = False) -> Weights:
+        return self.transform.apply(weights, device=self.device, kept=kept, dtype=self.dtype)
+
+    def _arithmetic(self, t: Tensor, h: Tensor) -> Tensor:
+        """The error of the arithmetic: relative to the row and to the column of an entry."""
+        size = torch.maximum(t.abs(), h.abs())
+        least = torch.minimum(size.amax((1, 2), keepdim=True), size.amax((0, 2), keepdim=True))
+        return ARITHMETIC[self.dtype] * least
 
     @cached_property
     def _moved_refits(self) -> list[Weights]:
@@ -274,13 +291,7 @@ class _AlignedPair:
         """B perturbed and moved, once for each draw."""
         seeds = [self.seed + 104_729 * draw for draw in range(DRAWS)]
         copies = [perturbed(self.b, self.units_b, seed=seed) for seed in seeds]
-        return [self.transform.apply(copy, device=self.device, kept=self.kept) for copy in copies]
-
-
-def _arithmetic(t: Tensor, h: Tensor) -> Tensor:
-    """The error of float64 arithmetic: relative to the row and to the column of an entry."""
-    size = torch.maximum(t.abs(), h.abs())
-    return ARITHMETIC * torch.minimum(size.amax((1, 2), keepdim=True), size.amax((0, 2), keepdim=True))
+        return [self._apply(copy, kept=self.kept) for copy in copies]
 
 
 def _by_axes(x: Tensor) -> Tensor:

@@ -69,14 +69,22 @@ class Transform(Shown):
         return Summary(f"transform of {self.family} models", facts)
 
     @checks_arguments
-    def apply(self, weights: ModelSource, *, device: torch.device | str | None = None, kept: bool = False) -> Weights:
+    def apply(
+        self,
+        weights: ModelSource,
+        *,
+        device: torch.device | str | None = None,
+        kept: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> Weights:
         """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched. `kept`: what
-        was computed once stays in memory, with the tensors that it depends on."""
+        was computed once stays in memory, with the tensors that it depends on. `dtype`: float32 where the rounding of
+        that type does not count; then elements of streams and units act in it."""
         weights = load(weights)
         device = None if device is None else torch.device(device)
         self.check(symmetry(weights.arch), weights)
-        stages = self._stages(weights.arch)
-        tensors: Tensors = AsFloat64(weights, device)
+        stages = self._stages(weights.arch, in_type=dtype != torch.float64)
+        tensors: Tensors = AsFloat64(weights, device, dtype)
         for stage in stages:
             tensors = View(ReadOnce(tensors) if kept else tensors, stage)
         changed = frozenset(name for stage in stages for name in stage)
@@ -87,23 +95,23 @@ class Transform(Shown):
             exact=weights.exact and (self.exact or not changed),
         )
 
-    def _stages(self, arch: Architecture) -> list[dict[str, Change]]:
+    def _stages(self, arch: Architecture, *, in_type: bool) -> list[dict[str, Change]]:
         """Fold, act, set: each a set of changes over what the one before made; empty ones left out."""
-        for known, stages in self._known_stages:
-            if known is arch:
+        for known, known_type, stages in self._known_stages:
+            if known is arch and known_type == in_type:
                 return stages
-        self._known_stages[:] = [(arch, self._made_stages(arch))]
-        return self._known_stages[0][1]
+        self._known_stages[:] = [(arch, in_type, self._made_stages(arch, in_type=in_type))]
+        return self._known_stages[0][2]
 
     @cached_property
-    def _known_stages(self) -> list[tuple[Architecture, list[dict[str, Change]]]]:
+    def _known_stages(self) -> list[tuple[Architecture, bool, list[dict[str, Change]]]]:
         return []
 
-    def _made_stages(self, arch: Architecture) -> list[dict[str, Change]]:
+    def _made_stages(self, arch: Architecture, *, in_type: bool) -> list[dict[str, Change]]:
         chosen = [symmetry(arch).coordinates[name] for name in self.gauge]
         fold = chain(*(c.set(c.canonical(self.gauge[c.name].after)) for c in chosen if c.folds))
         targets = [chain(*(c.set(self.gauge[c.name].after) for c in chosen if c.stage == stage)) for stage in Stage]
-        stages = [fold, Action(arch, self.elements).changes(), *targets]
+        stages = [fold, Action(arch, self.elements, in_type).changes(), *targets]
         return [stage for stage in stages if stage]
 
     def check(self, whole: Symmetry, weights: Weights) -> None:
