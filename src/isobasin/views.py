@@ -61,8 +61,8 @@ def room(device: torch.device, memory: int) -> int:
 
 
 class AsFloat64(Mapping[str, Tensor]):
-    """The same tensors in float64, where all arithmetic on them happens but for that of 16-bit models that need less;
-    others (buffers) as they are."""
+    """The same tensors in float64, or in another type, where all arithmetic on them happens; others (buffers) as they
+    are."""
 
     def __init__(self, base: Tensors, device: torch.device | None = None, dtype: torch.dtype = torch.float64) -> None:
         self._base = base

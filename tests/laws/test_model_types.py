@@ -145,6 +145,17 @@ def test_a_scrambled_model_computes_the_same_and_every_tensor_moves_that_can(nam
     assert error(name, mt.weights(name, seed=1)) > SEEN
 
 
+@every
+def test_a_transform_in_float32_is_that_in_float64_up_to_its_rounding(name: str) -> None:
+    start = mt.weights(name)
+    drawn = scramble(start, seed=1)
+    exact, rough = drawn.apply(start), drawn.apply(start, dtype=torch.float32)
+    tensors = [n for n in exact if exact[n].is_floating_point() and float(exact[n].double().norm()) > 0]
+    errors = [float((exact[n].double() - rough[n].double()).norm() / exact[n].double().norm()) for n in tensors]
+    assert max(errors) < 1e-5
+    assert max(errors) > 0 or not any(g.rotates for g in drawn.elements.values())
+
+
 @some
 def test_a_scrambled_file_says_the_same_to_transformers(name: str, tmp_path: Path) -> None:
     mt.save(name, tmp_path / "a")

@@ -87,7 +87,11 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)  # as Ctrl-C does
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # all is done: a signal while Python ends does not change the code
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -45,7 +45,8 @@ from isobasin.weights import ModelSource, Weights, load, read_part, untied
 
 SAFE_ERROR = 1.0  # quanta: an entry that rounding changes by more decides nothing
 OUTLIER = 1000.0  # times the usual size of a weight: a number that copies may mix with the others
-COPIES = 4  # scrambled and rounded copies of a model with such numbers
+COPIES = 4  # scrambled and rounded copies of a model with such numbers, or of a 16-bit one with up to SMALL weights
+SMALL = 5_000_000
 LARGE = 40_000_000  # weights
 QUANTUM = 0.03  # twice the largest change of an entry by a cast to bfloat16; measured in docs/distance.md
 EACH = 8  # entries of each kind
@@ -169,15 +170,20 @@ def fingerprint_with_errors(
     weights = _form(load(model).resident(device or CPU), like)
     here = invariants(weights, device)
     errors = (here - invariants(_rounded(weights), device)).abs()
-    for copy in _moved_copies(weights):
-        errors = torch.maximum(errors, (here - invariants(copy, device)).abs())
+    copies = [(here - invariants(copy, device)).abs() for copy in _moved_copies(weights)]
+    if copies:  # a few copies may all change one entry less than others of its kind by chance
+        most = torch.stack(copies).amax(0)
+        usual = [most[start:stop].mean().expand(stop - start) for _, start, stop in _sections()]
+        errors = torch.stack([errors, most, torch.cat(usual)]).amax(0)
     return _quantised(weights, here), tuple((errors / QUANTUM).tolist())
 
 
 def _moved_copies(weights: Weights) -> Iterator[Weights]:
-    """Copies of a model with numbers far larger than the others, scrambled and rounded: what these numbers were mixed
-    with is lost in their rounding. None of other models, and none of large ones, where they take too long."""
-    if weights.n_params > LARGE or not _has_outliers(weights):
+    """Scrambled and rounded copies of a 16-bit model, whose rounding a scramble may make larger, and of one with
+    numbers far larger than the others: what these were mixed with is lost. None of other models, and none of larger
+    ones, where they take too long."""
+    narrow = any(t.is_floating_point and t.itemsize < 4 for t in weights.dtypes.values())
+    if weights.n_params > LARGE or not ((narrow and weights.n_params <= SMALL) or _has_outliers(weights)):
         return
     for seed in range(COPIES):
         yield _rounded_to_stored(scramble(weights, seed=seed).apply(weights))

@@ -7,7 +7,7 @@ target values. Without a gauge part it is a plain linear action.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -79,12 +79,12 @@ class Transform(Shown):
     ) -> Weights:
         """The moved model; lazily, tensor by tensor. The function is the same, the given model untouched. `kept`: what
         was computed once stays in memory, with the tensors that it depends on. `dtype`: float32 where the rounding of
-        that type does not count; then elements of streams and units act in it."""
+        that type does not count; elements of streams and units act in it, all else is computed in float64."""
         weights = load(weights)
         device = None if device is None else torch.device(device)
         self.check(symmetry(weights.arch), weights)
-        stages = self._stages(weights.arch, in_type=dtype != torch.float64)
-        tensors: Tensors = AsFloat64(weights, device, dtype)
+        stages = self._stages(weights.arch, dtype)
+        tensors: Tensors = AsFloat64(weights, device)
         for stage in stages:
             tensors = View(ReadOnce(tensors) if kept else tensors, stage)
         changed = frozenset(name for stage in stages for name in stage)
@@ -95,23 +95,25 @@ class Transform(Shown):
             exact=weights.exact and (self.exact or not changed),
         )
 
-    def _stages(self, arch: Architecture, *, in_type: bool) -> list[dict[str, Change]]:
+    def _stages(self, arch: Architecture, dtype: torch.dtype) -> list[dict[str, Change]]:
         """Fold, act, set: each a set of changes over what the one before made; empty ones left out."""
         for known, known_type, stages in self._known_stages:
-            if known is arch and known_type == in_type:
+            if known is arch and known_type == dtype:
                 return stages
-        self._known_stages[:] = [(arch, in_type, self._made_stages(arch, in_type=in_type))]
+        self._known_stages[:] = [(arch, dtype, self._made_stages(arch, dtype))]
         return self._known_stages[0][2]
 
     @cached_property
-    def _known_stages(self) -> list[tuple[Architecture, bool, list[dict[str, Change]]]]:
+    def _known_stages(self) -> list[tuple[Architecture, torch.dtype, list[dict[str, Change]]]]:
         return []
 
-    def _made_stages(self, arch: Architecture, *, in_type: bool) -> list[dict[str, Change]]:
+    def _made_stages(self, arch: Architecture, dtype: torch.dtype) -> list[dict[str, Change]]:
         chosen = [symmetry(arch).coordinates[name] for name in self.gauge]
         fold = chain(*(c.set(c.canonical(self.gauge[c.name].after)) for c in chosen if c.folds))
         targets = [chain(*(c.set(self.gauge[c.name].after) for c in chosen if c.stage == stage)) for stage in Stage]
-        stages = [fold, Action(arch, self.elements, in_type).changes(), *targets]
+        act = Action(arch, self.elements, in_type=dtype != torch.float64).changes()
+        moved: dict[str, Change] = {name: partial(_computed_in, dtype, change) for name, change in act.items()}
+        stages = [fold, moved, *targets]
         return [stage for stage in stages if stage]
 
     def check(self, whole: Symmetry, weights: Weights) -> None:
@@ -224,6 +226,11 @@ def pack_transform(transform: Transform) -> dict[str, Any]:
 def unpack_transform(state: dict[str, Any], part: Symmetry) -> Transform:
     gauge = {name: Value(**v) for name, v in state["gauge"].items()}
     return Transform(part.arch.family, dict(part.arch.spaces), unpack_elements(state["elements"], part), gauge)
+
+
+def _computed_in(dtype: torch.dtype, change: Change, tensors: Tensors) -> Tensor:
+    """A change in this type, given back in float64."""
+    return change(AsFloat64(tensors, dtype=dtype)).to(torch.float64)
 
 
 class _Changed(Mapping[str, Tensor]):
