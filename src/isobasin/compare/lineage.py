@@ -751,7 +751,12 @@ class _Search:
         """Look closely at averages of models that are stored in several bases: align their parents to what they add.
         The models for which that found one."""
         checked: set[int] = set()
-        tasks = [(k, m) for k, ms in close.items() if k not in exact for m in ms[:MOST_CHECKS]]
+        tasks = [
+            (k, m)
+            for k, ms in close.items()
+            if k not in exact and not any(_shares_most(family, order[k], order[o]) for m in ms for o in m.parents)
+            for m in ms[:MOST_CHECKS]
+        ]
         checks = [self._average_check(order, k, m, family) for k, m in tasks]
         for (k, mixture), check, result in zip(tasks, checks, self.run.attempts(checks), strict=True):
             if self._noted(result, *(order[o] for o in (k, *mixture.parents))):
@@ -946,6 +951,15 @@ class _Search:
 def _one_basis(family: _Family, i: int, j: int) -> bool:
     """Whether two models are stored in one basis."""
     return family.moved_by[i] is family.moved_by[j]
+
+
+def _shares_most(family: _Family, i: int, j: int) -> bool:
+    """Whether two models stored in one basis have the same numbers in most tensors: then neither is an average of the
+    other and models of another basis, as that would change every tensor."""
+    if not _one_basis(family, i, j):
+        return False
+    x, y = family.numbers[i], family.numbers[j]
+    return sum(torch.equal(x[name], y[name]) for name in x) > len(x) / 2
 
 
 def _order_of_average(mixture: Mixture, basis: Basis, averages: set[int]) -> tuple[int, float]:

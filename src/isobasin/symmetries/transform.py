@@ -95,7 +95,7 @@ class Transform(Shown):
             exact=weights.exact and (self.exact or not changed),
         )
 
-    def _stages(self, arch: Architecture, dtype: torch.dtype) -> list[dict[str, Change]]:
+    def _stages(self, arch: Architecture, dtype: torch.dtype = torch.float64) -> list[dict[str, Change]]:
         """Fold, act, set: each a set of changes over what the one before made; empty ones left out."""
         for known, known_type, stages in self._known_stages:
             if known is arch and known_type == dtype:
