@@ -17,7 +17,7 @@ import model_types as mt
 from isobasin.alignment.trunk import with_vocabulary
 from isobasin.cli import run
 from isobasin.compare import sketch
-from isobasin.compare.averages import combined
+from isobasin.compare.averages import Average, AverageCheck, combined
 from isobasin.compare.derivation import Basis, shows_average
 from isobasin.compare.lineage import SAME_FUNCTION, SAME_TRUNK, Lineage
 from isobasin.compare.sketch import Moved, MoveTo, in_order, sampled
@@ -643,3 +643,30 @@ def test_models_of_which_only_a_setting_differs_are_told_which(key: str, value: 
     (edge,) = ib.lineage([model, other]).edges
     assert edge.kind == kind
     assert key in edge.evidence
+
+
+def test_models_that_differ_from_one_another_in_one_row_are_not_checked_as_averages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every pair of them and the base looks like an average that leaves little; aligning parents takes minutes."""
+    calls: list[object] = []
+
+    def counted(task: AverageCheck) -> Average:
+        calls.append(task)
+        return Average(task.weights, float("inf"))
+
+    monkeypatch.setattr(AverageCheck, "__call__", counted)
+    base = tiny_model("llama-untied")
+    rows = [n for n in base if n.endswith(("q_proj.weight", "up_proj.weight"))]
+    models = [base]
+    for row, name in enumerate(rows):
+        changed = base[name].clone()
+        changed[row % len(changed)] = torch.randn(changed.shape[1], generator=torch.Generator().manual_seed(row))
+        models.append(with_tensors(base, {name: changed}))
+    found = ib.lineage(models)
+    assert {edge.kind for edge in found.edges} == {"relative"}
+    assert len(found.trees) == 1
+    assert not calls
+    monkeypatch.setattr("isobasin.compare.lineage._shares_most", lambda *_: False)
+    ib.lineage(models)
+    assert calls
