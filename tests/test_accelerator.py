@@ -4,6 +4,7 @@ one: the same answers as on the processor, and no tensors of two devices."""
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,3 +108,20 @@ def test_an_index_on_the_device_into_a_tensor_of_the_processor_is_found(
     assert ib.align(copy, to=a).distance_after < 1e-5
     with stand_in() as device, pytest.raises(RuntimeError, match="indices should be"):
         ib.align(copy, to=a, device=device)
+
+
+@pytest.mark.parametrize("name", FAMILIES if FULL else FAMILIES[-1:])
+def test_equal_and_fingerprint_of_16_bit_models(
+    name: str, pairs: dict[str, tuple[ib.Weights, ...]], tmp_path: Path
+) -> None:
+    """Their residuals are computed in float32, and the doubts of their fingerprints from scrambled copies."""
+    for place, seed in (("a", None), ("b", 3)):
+        a = pairs[name][0] if seed is None else ib.load(tmp_path / "a")
+        (a if seed is None else scramble(a, seed=seed).apply(a)).save(tmp_path / place, dtype="bfloat16")
+    a, b = (ib.load(tmp_path / place) for place in "ab")
+    expected, (mine, errors) = ib.equivalent(a, b), fingerprint_with_errors(b)
+    with accelerator() as device:
+        found, (other, more) = ib.equivalent(a, b, device=device), fingerprint_with_errors(b, device)
+    assert found.answer == expected.answer == "same"
+    assert other == mine
+    assert more == pytest.approx(errors, rel=0.5, abs=0.05)
