@@ -7,6 +7,7 @@ import pytest
 from study_documents import full_study
 
 from isobasin.errors import IsobasinError
+from isobasin.report.study_page import write_study_report
 from isobasin.study.__main__ import main
 from isobasin.study.results import Study, read_study
 from isobasin.study.store import pack, unpack
@@ -29,6 +30,18 @@ def test_a_packed_study_reads_like_its_folder(tmp_path: Path) -> None:
     assert alone != before
     pack(folder, packed)
     assert read_study(packed.parent) == alone
+
+
+def test_the_report_of_a_packed_study_goes_into_a_folder_of_its_name(tmp_path: Path) -> None:
+    packed = pack(full_study(tmp_path / "studies" / "paper"), tmp_path / "packed.jsonl")
+    assert read_study(packed) == read_study(tmp_path / "studies" / "paper")
+    page = write_study_report(packed)
+    assert page == tmp_path / "packed" / "report.html"
+    assert page.read_text() == write_study_report(tmp_path / "studies" / "paper").read_text()
+    assert [*(tmp_path / "packed" / "figures").iterdir()]
+    assert write_study_report(packed) == page
+    with pytest.raises(IsobasinError, match="can not be read"):
+        write_study_report(tmp_path / "nothing.jsonl")
 
 
 def test_a_packed_study_gives_its_folder_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

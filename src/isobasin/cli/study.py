@@ -70,7 +70,7 @@ def run_command(
 
 @study.command("report", cls=Command)
 def report_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study, or a packed one, DIR.jsonl.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The page; DIR/report.html if left out.")
     ] = None,

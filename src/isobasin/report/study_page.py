@@ -75,13 +75,17 @@ Drawing = tuple[str, figures.Size, figures.Draw]  # file name, size, function th
 
 
 def write_study_report(folder: Path, output: Path | None = None, *, watch: Watch | None = None) -> Path:
-    """Write report.html, summary.json and figures/ into the folder; `output` is another place for the page.
+    """Write report.html, summary.json and figures/ into the folder, of a packed study NAME.jsonl into NAME; `output` is
+    another place for the page.
 
     `watch(done, of)` is called after each figure.
     """
     folder = Path(folder)
-    place = folder / PAGE if output is None else Path(output)
     study = read_study(folder)
+    if folder.is_file():
+        folder = folder.with_suffix("")
+        folder.mkdir(exist_ok=True)
+    place = folder / PAGE if output is None else Path(output)
     check_output_file(place, force=True, kind="page")
     names = {path.name for path in write_figures(study, folder / FIGURES, watch)}
     for old in (folder / FIGURES / name for name in _old_figures(folder) - names):

@@ -143,10 +143,12 @@ class StoredStudy:
 
 
 def stored_studies(folder: Path) -> list[StoredStudy]:
-    """The study in a folder, or all studies one level below it, folders and packed files, ordered by their names.
+    """The study in a folder or a packed file, or all studies one level below a folder, ordered by their names.
 
     If there are both a folder NAME and a file NAME.jsonl, the folder is read.
     """
+    if folder.is_file():
+        return [_read_packed(folder)]
     if _holds_study(folder):
         return [_read_folder(folder)]
     try:
