@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import isobasin as ib
 import tiny
 from isobasin.cli import run
 from refusals import check_refused, everything
@@ -338,3 +341,54 @@ def test_the_sound_folders_are_accepted(
     assert run(["info", str(bases / base)]) == 0
     assert (tmp_path / "out" / "config.json").is_file()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mlp_bias": True}, r"gate_proj\.bias: transformers expects this bias \(mlp_bias is true\)"),
+        ({"rms_norm_eps": "0.01"}, r"rms_norm_eps is '0\.01', expected a number"),
+    ],
+)
+def test_a_config_that_the_weights_do_not_have_or_that_is_no_number_is_refused(
+    change: dict[str, object], said: str
+) -> None:
+    model = tiny.case("llama-gqa").build()
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    assert ib.load(model.state_dict(), config=config).n_params > 0
+    with pytest.raises(ib.IsobasinError, match=said):
+        ib.load(model.state_dict(), config=config | change)
+
+
+def test_a_quantised_model_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state holds types beside tensors."""
+    model = tiny.case("llama-gqa").build()
+    state = {**model.state_dict(), "lm_head.packed": torch.qint8}
+    monkeypatch.setattr(type(model), "state_dict", lambda *_, **__: state)
+    with pytest.raises(ib.IsobasinError, match=r"lm_head\.packed: is a dtype, expected a tensor"):
+        ib.load(model)
+
+
+def test_models_that_were_not_compared_are_not_called_unrelated() -> None:
+    a = tiny.case("llama-gqa").build()
+    config = {**a.config.to_dict(), "architectures": [type(a).__name__]}
+    models = [ib.load(a.state_dict(), config=config | {"rms_norm_eps": eps}) for eps in (1e-3, 1e-5)]
+    facts = ib.lineage(models).summary().facts
+    assert "unrelated" not in facts
+    assert "not compared with all" in facts
+
+
+ENDING = """
+import signal
+from isobasin.cli import app
+app.run = lambda arguments: 3
+try:
+    app.main()
+except SystemExit as stop:
+    print(stop.code, {signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_IGN})
+"""
+
+
+def test_a_signal_while_python_ends_does_not_change_the_exit_code() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("3 True\n", "")
