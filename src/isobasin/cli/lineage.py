@@ -60,9 +60,7 @@ def lineage_lines(found: "Lineage", facts: dict[str, Any]) -> list[str]:
         name = "  " * row.depth + row.name
         relation = "" if row.edge is None else f"{row.edge.words}  {row.edge.distance:.2g}"
         lines.append(f"{name:<{width}}  {relation}".rstrip())
-    unknown = {name for e in found.edges_of("undecided") for name in (*e.parents, e.child)}
-    alone = [tree[0] for tree in found.trees if len(tree) == 1]
-    lines += [f"{name}: related to none of the others" for name in alone if name not in unknown]
+    lines += [f"{name}: related to none of the others" for name in found.unrelated]
     lines += [f"{e.parents[0]} and {e.child}: undecided, {e.evidence}" for e in found.edges_of("undecided")]
     lines += [f"{facts['page']}: open it in any browser"] if "page" in facts else []
     return [printable(line) for line in lines]

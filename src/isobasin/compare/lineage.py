@@ -214,6 +214,12 @@ class Lineage(Shown):
         numbers = sorted({m.family_tree for m in self.models})
         return tuple(tuple(m.name for m in self.models if m.family_tree == number) for number in numbers)
 
+    @property
+    def unrelated(self) -> tuple[str, ...]:
+        """The names of models without relatives that were compared with all others."""
+        unknown = {name for edge in self.edges_of("undecided") for name in (*edge.parents, edge.child)}
+        return tuple(tree[0] for tree in self.trees if len(tree) == 1 and tree[0] not in unknown)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `isobasin lineage`."""
         return {
@@ -227,19 +233,13 @@ class Lineage(Shown):
 
     def summary(self) -> Summary:
         """The edges, one row for each."""
-        alone = [tree[0] for tree in self.trees if len(tree) == 1]
         rows = [
             (str(edge), f"{edge.distance:.3g}" if isfinite(edge.distance) else "", edge.evidence) for edge in self.edges
         ]
-        unknown = {name for edge in self.edges_of("undecided") for name in (*edge.parents, edge.child)}
-        facts = {
-            label: ", ".join(names)
-            for label, names in {
-                "unrelated": [name for name in alone if name not in unknown],
-                "not compared with all": [name for name in alone if name in unknown],
-            }.items()
-            if names
-        }
+        alone = [tree[0] for tree in self.trees if len(tree) == 1]
+        unknown = [name for name in alone if name not in self.unrelated]
+        labelled = {"unrelated": self.unrelated, "not compared with all": unknown}
+        facts = {label: ", ".join(names) for label, names in labelled.items() if names}
         title = f"{len(self.models)} models in {len(self.trees)} groups"
         return Summary(title, facts, ("relation", "distance", "evidence"), rows)
 
